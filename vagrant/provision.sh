@@ -39,7 +39,8 @@ installed() {
 # miniupnpd-nftables is the router of tests: the program alone, without the service of the package miniupnpd
 # bird2 is what the tests of BGP announce by, and their router
 # openssh-client and openssl make the keys of the tests' ssh hosts and API servers
-packages="python3-bpfcc python3-venv iproute2 nftables ethtool bird2 make ca-certificates miniupnpd-nftables openssh-client openssl"
+# groff-base checks the manual pages (make man)
+packages="python3-bpfcc python3-venv iproute2 nftables ethtool bird2 make ca-certificates miniupnpd-nftables openssh-client openssl groff-base"
 python=/usr/bin/python3
 
 command -v dpkg-query >/dev/null || fail "this script installs packages on Debian and Ubuntu only; elsewhere install BCC's Python" \

@@ -17,7 +17,6 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lbagent.api.agent_api import FlowCounts
 from lbagent.api.encode import NOT_COUNTED, backends_used
 from lbagent.api.types import DrainRow
 from lbagent.errors import LbError
@@ -26,6 +25,7 @@ from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import run_cooperatively
 from lbagent.model.state import State
 from lbagent.sources.operator import KeptDrain
+from lbagent.targets.data_plane import FlowCounts
 
 log = logging.getLogger(__name__)
 

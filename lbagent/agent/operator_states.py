@@ -33,7 +33,7 @@ class OperatorStates:
 
     @property
     def _state(self) -> State:
-        return self._components.bpf.current_state
+        return self._components.plane.current_state
 
     def backends_of_pod(self, pod: str) -> Sequence[L3n4Addr]:
         """Return the backends of a Pod that are in the maps. Raises NotFound when it has none."""
@@ -127,8 +127,8 @@ class OperatorStates:
 
     async def _settled(self, wanted: Collection[L3n4Addr]) -> None:
         """Wait until a change of these backends is in the maps. Raises what failed there."""
-        await self._components.loop.settled(self._components.bpf)
-        for frontend, failure in self._components.bpf.failing.items():
+        await self._components.loop.settled(self._components.plane)
+        for frontend, failure in self._components.plane.failing.items():
             svc = self._state.by_frontend.get(frontend)
             if svc is not None and any(backend.address in wanted for backend in svc.backends):
                 raise failure.error

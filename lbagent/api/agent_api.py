@@ -5,20 +5,14 @@ The agent implements both (agent/facade.py); nothing else of it is reachable ove
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from lbagent.api.types import DrainRow
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import Backend, BackendState
+from lbagent.model.backend import BackendState
 from lbagent.model.state import State
-
-
-class FlowCounts(NamedTuple):
-    """Live flows by backend id (a missing id has none; None before the first sweep), and how long ago they were counted."""
-
-    live: Mapping[int, int] | None
-    age_s: float = 0.0
+from lbagent.targets.data_plane import FlowCounts, WayOf
 
 
 class SetBy(NamedTuple):
@@ -27,17 +21,6 @@ class SetBy(NamedTuple):
     state: BackendState
     what: str
     at: float = 0.0
-
-
-class BackendWay(NamedTuple):
-    """How packets get to a backend: BackendRow's fields `way`, `device` and `way_reason`."""
-
-    way: str = ""
-    device: str = ""
-    reason: str = ""
-
-
-WayOf = Callable[[Backend], BackendWay]
 
 
 class AgentApi(Protocol):

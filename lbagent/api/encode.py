@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
+from lbagent.api.agent_api import SetBy
 from lbagent.api.listed_fields import MEMBERS, Row
 from lbagent.api.types import DrainProgress, DrainRow
 from lbagent.model.address import L3n4Addr, L4Type, parse_ip
@@ -19,6 +19,7 @@ from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import Cooperative
 from lbagent.model.service import SVC, SVCType
 from lbagent.model.state import State
+from lbagent.targets.data_plane import BackendWay, FlowCounts, WayOf
 
 _PIECE_BYTES = 64 * 1024
 

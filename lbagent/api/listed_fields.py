@@ -167,7 +167,7 @@ SERVICES: ListedFields[ListedService] = ListedFields(
         Field(
             "flags",
             TEXTS,
-            "what the maps say of it",
+            "its flags in the maps",
             lambda x: x.flags,
             "FLAGS",
             lambda row: "+".join(row["flags"]),
@@ -219,6 +219,13 @@ SERVICES: ListedFields[ListedService] = ListedFields(
             TEXTS,
             "192.0.2.0/24, ...; left out where there are none",
             lambda x: list(map(str, x.svc.source_ranges)),
+            optional=True,
+        ),
+        Field(
+            "restored",
+            BOOLEAN,
+            "an earlier agent left it, and no object names it now; left out where it is not so",
+            lambda x: x.svc.is_restored,
             optional=True,
         ),
         Field(

@@ -5,9 +5,12 @@ The command line reads the same JSON as plain dicts, without this module's help:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from msgspec import Struct, field
+
+from lbagent.targets.data_plane import CgroupStatus, DeviceStatus, OutputStatus
 
 
 class DrainProgress(Struct, gc=False):
@@ -91,7 +94,7 @@ class SourceStatus(Struct):
 
 
 class TargetStatus(Struct):
-    """One place where the State is made true: the maps of the programs (`bpf`)."""
+    """One place where the State is made true: a data plane (`bpf`)."""
 
     name: str
     ready: bool  # the first full State is in force
@@ -100,31 +103,6 @@ class TargetStatus(Struct):
     failing: int = 0  # frontends whose last write failed
     waiting: str = ""  # why it is not ready
     error: str = ""  # what fails now
-
-
-class DeviceStatus(Struct):
-    """One device that takes service traffic."""
-
-    name: str
-    ifindex: int
-    hooks: list[str]  # xdp, xdp-generic, tc_after_xdp, tc_ingress, tc_egress
-    problem: str = ""
-
-
-class CgroupStatus(Struct):
-    """The cgroup whose processes reach Services by socket programs."""
-
-    path: str
-    hooks: list[str]  # connect4, connect6, sendmsg4, sendmsg6, recvmsg4, recvmsg6, getpeername4, getpeername6
-
-
-class OutputStatus(Struct):
-    """One device by which remote backends are reached."""
-
-    name: str
-    kind: str  # '' for a NIC, else veth, bridge, vlan, ...
-    way: str  # xdp: XDP programs send by it; tc: every packet for it goes by tc
-    reason: str = ""  # why tc, where XDP programs run on other devices
 
 
 class MapUsage(Struct, gc=False):
@@ -177,9 +155,9 @@ class Status(Struct):
     sweeps: int = 0  # finished sweeps of the flow tables; a drain waits for one that began after it
     sources: list[SourceStatus] = field(default_factory=list)
     targets: list[TargetStatus] = field(default_factory=list)
-    devices: list[DeviceStatus] = field(default_factory=list)
-    cgroups: list[CgroupStatus] = field(default_factory=list)  # with --socket-lb: one
-    outputs: list[OutputStatus] = field(default_factory=list)
+    devices: Sequence[DeviceStatus] = field(default_factory=list)
+    cgroups: Sequence[CgroupStatus] = field(default_factory=list)  # with --socket-lb: one
+    outputs: Sequence[OutputStatus] = field(default_factory=list)
     maps: list[MapUsage] = field(default_factory=list)
     drains: list[DrainRow] = field(default_factory=list)  # those that go on first
     failing: list[FailingService] = field(default_factory=list)

@@ -31,7 +31,7 @@ backend kube-apiserver
 
 
 def haproxy_config(instance: Instance, *, ca_file: str = "") -> str:
-    """Return the text. `ca_file`: where HAProxy finds the file of the authorities, when not where the pool file says."""
+    """Return the text. `ca_file`: where HAProxy finds the file of the authorities, when it is not the path of the pool file."""
     check = instance.health_check or ProbeSpec()
     backend = [f"option httpchk GET {check.path} HTTP/1.1", f"http-check send hdr Host {check.host}"]
     if instance.health_check:
@@ -63,7 +63,7 @@ def container_config(instance: Instance) -> str:
 
 
 def _bind(text: str) -> str:
-    """Return the bind as it is written, for HAProxy knows `*` and no address at all."""
+    """Return the bind as it is written, as HAProxy has `*` and no unspecified address."""
     return text if ":" not in parse_bind(text).host else str(parse_bind(text))
 
 

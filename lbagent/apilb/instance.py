@@ -1,4 +1,4 @@
-"""What a pool file says of a load balancer of API servers, after inheritance and defaults. Times are in seconds.
+"""A load balancer of API servers as pool files define it, after inheritance and defaults. Times are in seconds.
 
 Source: flexkube's apiloadbalancer package, whose keys these are in snake case; mode, health check and what follows are ours.
 """
@@ -54,7 +54,7 @@ class Secret:
 
 
 class InstanceKey(NamedTuple):
-    """What tells instances apart: a name is one of a host, and often the same on each host of a pool."""
+    """Identifies an instance: a name is unique on a host, and often the same on each host of a pool."""
 
     pool: str
     name: str
@@ -111,7 +111,7 @@ class Instance(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> InstanceKey:
-        """Return what tells this instance apart."""
+        """Return the key of this instance."""
         return InstanceKey(self.pool, self.name, self.host)
 
 

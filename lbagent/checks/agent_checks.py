@@ -1,4 +1,4 @@
-"""What the agent does beside the maps: ports, other data planes, settings, its state folder."""
+"""The agent's work beside the maps: ports, other data planes, settings, its state folder."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from lbagent.model.check import Check, Result, Severity
 
 
 def port_not_open(context: RunningContext) -> Iterator[Result]:
-    """Name each port that could not be opened: /healthz, the metrics, health check node ports."""
+    """Report each port that could not be opened: /healthz, the metrics, health check node ports."""
     servers = context.agent.node_servers
     for port, why, of_service in servers.problems() if servers else ():
         yield Result(port, {"port": port, "why": why}, severity=Severity.DEGRADED if of_service else None)
 
 
 def target_failed(context: RunningContext) -> Iterator[Result]:
-    """Name each data plane that is not brought to the State; single frontends of the maps have lines of their own."""
+    """Report each data plane that does not match the State; single frontends of the maps have their own results."""
     bpf = context.agent.bpf
     for runner in context.agent.loop.runners:
         problem = bpf.error if runner.target is bpf else problem_of_target(runner)
@@ -27,20 +27,20 @@ def target_failed(context: RunningContext) -> Iterator[Result]:
 
 
 def setting_not_in_force(context: RunningContext) -> Iterator[Result]:
-    """Name each setting that could not be put in force."""
+    """Report each setting that could not be applied."""
     for subject, problem in context.agent.problems.items():
         yield Result(subject, {"problem": problem})
 
 
 def state_dir_unusable(context: RunningContext) -> Iterator[Result]:
-    """Look whether anything can be written below the state folder."""
+    """Check whether files can be written below the state folder."""
     folder = context.config.state_dir
     if reason := unwritable(folder):
         yield Result(folder, {"folder": folder, "reason": reason})
 
 
 def copies_not_written(context: RunningContext) -> Iterator[Result]:
-    """Name the folder whose copies of good manifests cannot be brought up to date, and the file of who has which frontend."""
+    """Report the folder whose copies of good manifests cannot be updated, and the file of frontend owners."""
     from lbagent.sources.folder.source import FolderSource
 
     owners = context.agent.owners
@@ -57,7 +57,7 @@ PORT_CHECKS = (
         "the ports of `/healthz`, the metrics and health check node ports",
         port_not_open,
         "{port} cannot be opened: {why}",
-        "end what listens there (kube-proxy has the same ports), or choose another address; it is tried again",
+        "stop the process that listens there (kube-proxy uses the same ports), or choose another address; the agent retries",
     ),
 )
 AGENT_CHECKS = (
@@ -66,7 +66,7 @@ AGENT_CHECKS = (
         "whether each data plane has the State",
         target_failed,
         "target {target}: {problem}",
-        "what was written before stays in force; it is tried again",
+        "what was written before stays in force; the agent retries",
     ),
     Check(
         "setting-not-in-force",
@@ -87,6 +87,6 @@ AGENT_CHECKS = (
         "the copies of good manifests in `--state-dir`",
         copies_not_written,
         "{problem}",
-        "make room on that file system, or make it writable; it is tried again",
+        "make room on that file system, or make it writable; the agent retries",
     ),
 )

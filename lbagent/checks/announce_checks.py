@@ -10,14 +10,14 @@ from lbagent.model.check import Check, Result
 
 
 def address_conflict(context: RunningContext) -> Iterator[Result]:
-    """Name each address that another host has or claims; it ends a minute after that host's last frame."""
+    """Report each address that another host has or claims; it ends a minute after that host's last frame."""
     announcer = context.agent.announcer
     for conflict in announcer.conflicts() if announcer else ():
         yield Result(format_ip(conflict.address), {"conflict": conflict.text()})
 
 
 def announcing_failed(context: RunningContext) -> Iterator[Result]:
-    """Name what stands in the way of announcing addresses."""
+    """Report what prevents announcements of addresses."""
     announcer = context.agent.announcer
     for subject, problem in announcer.faults() if announcer else ():
         yield Result(subject, {"problem": problem})
@@ -29,7 +29,7 @@ CONFLICT_CHECKS = (
         "whether another host has, or claims, an address that this node announces",
         address_conflict,
         "{conflict}",
-        "find the host by its MAC address (the switch has its port) and take the address off it",
+        "find the host by its MAC address (the switch has its port) and remove the address from it",
     ),
 )
 ANNOUNCE_CHECKS = (

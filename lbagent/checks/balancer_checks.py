@@ -11,18 +11,18 @@ from lbagent.kernel import nftables
 from lbagent.model.check import Check, Level, Result, When
 
 _OTHERS = {"kube-proxy": "Services are balanced twice", "cilium-agent": "Cilium balances Services as well"}
-_KUBE_PROXY = "let only one of them serve a Service; `lbagent doctor --kubernetes` names what it leaves"
+_KUBE_PROXY = "let only one of them serve a Service; `lbagent doctor --kubernetes` lists its leftovers"
 
 
 def drops_invalid(context: OfflineContext) -> Iterator[Result]:
-    """Look for rules that drop packets of which conntrack sees one direction only (docs/network.md, "Firewalls beside lbagent")."""
+    """Find rules that drop packets of which conntrack sees one direction only (docs/network.md, "Firewalls beside lbagent")."""
     ruleset = nftables.read_ruleset()
     for chain in nftables.chains_that_drop_invalid(ruleset) if ruleset else ():
         yield Result(str(chain), {"chain": chain}, level=Level.WARNING if context.config.pod_device else Level.NOTE)
 
 
 def other_balancer(context: OfflineContext) -> Iterator[Result]:
-    """Look for processes, and for the device of kube-proxy's mode ipvs."""
+    """Find the processes, and the device of kube-proxy's mode ipvs."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -38,7 +38,7 @@ def other_balancer(context: OfflineContext) -> Iterator[Result]:
 
 
 def kube_proxy_left(context: OfflineContext) -> Iterator[Result]:
-    """Look for what kube-proxy left on this node, where that is asked for (--kubernetes)."""
+    """Find leftovers of kube-proxy on this node, if requested (--kubernetes)."""
     if context.kubernetes:
         found = list(leftovers())
         yield from found or [Result(level=Level.OK)]

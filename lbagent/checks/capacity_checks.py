@@ -1,4 +1,4 @@
-"""Whether maps, tables and ids run out, and whether the flow tables are swept."""
+"""Whether maps, tables and ids are nearly full, and whether the flow tables are swept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEARLY_FULL = 0.9  # of a map's entries
 _SERVICE_IDS = (
     f"{SERVICE_IDS:,} service ids, fixed: an address with port and protocol takes one; use fewer of them in Services"
 )
-# What is true of maps that no option sizes.
+# The remedy for maps without a size option.
 _FIXED_SIZE = {
     "lb4_reverse_nat": _SERVICE_IDS,
     "lb6_reverse_nat": _SERVICE_IDS,
@@ -25,18 +25,18 @@ _FIXED_SIZE = {
     "lb6_maglev": _SERVICE_IDS,
     "lb_nexthop": f"{NEXTHOPS - 1:,} next hops, fixed: packets to further neighbours cost a FIB look-up",
 }
-# One backend with many flows is short of ports; others are not.
+# Only the backend with many flows is short of ports.
 _OF_ONE_BACKEND = {Reason.DROP_SNAT_EXHAUSTED, Event.SNAT_RECLAIMED}
 
 
 def map_nearly_full(context: RunningContext) -> Iterator[Result]:
-    """Name what is nearly full: maps, flow tables, ids."""
+    """Report the maps, flow tables and ids that are nearly full."""
     yield from maps_in_use(context)
     yield from ids_in_use(context)
 
 
 def maps_in_use(context: RunningContext) -> Iterator[Result]:
-    """Name each map, flow tables too, of which 90 % are in use."""
+    """Report each map, with the flow tables, of which 90 % are in use."""
     for name, (used, size) in sorted(context.agent.usage().items()):
         if size and used >= NEARLY_FULL * size:
             remedy = _FIXED_SIZE[name] if name in _FIXED_SIZE else f"raise {SIZE_OPTION[name]}"
@@ -45,7 +45,7 @@ def maps_in_use(context: RunningContext) -> Iterator[Result]:
 
 
 def ids_in_use(context: RunningContext) -> Iterator[Result]:
-    """Name the kinds of ids of which at least 80 % are in use, and the namespaces that have most.
+    """Report the kinds of ids of which at least 80 % are in use, and the namespaces with most of them.
 
     From there on a namespace above its fair share gets no more.
     """
@@ -63,7 +63,7 @@ def ids_in_use(context: RunningContext) -> Iterator[Result]:
 
 
 def table_overflows(context: RunningContext) -> Iterator[Result]:
-    """Name what turned flows away in the last minute, as the sweeps counted it: the flow table, the SNAT ports."""
+    """Report tables that rejected flows in the last minute, by the sweeps' counts: the flow table, the SNAT ports."""
     sweeper = context.agent.sweeper
     for reason in sweeper.full() if sweeper else ():
         problem, option = FULL_REASONS[reason]
@@ -97,6 +97,6 @@ CHECKS = (
         "whether the flow tables are swept",
         sweep_failed,
         "the flow tables are not swept: {error}",
-        "expired flows keep their entries until a packet needs one; `lbagent verify` reads the maps; it is tried again",
+        "expired flows keep their entries until a packet needs one; `lbagent verify` reads the maps; the agent retries",
     ),
 )

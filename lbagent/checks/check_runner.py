@@ -1,4 +1,4 @@
-"""Runs one check again and again in the agent, and remembers since when each of its results holds."""
+"""Runs one check repeatedly in the agent, and keeps the start time of each result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from lbagent.model.check import Check, Finding, Level, Result
 
-MAX_RESULTS = 20  # of a check that counts the rest
+MAX_RESULTS = 20  # of a check that counts the others
 C = TypeVar("C")
 
 
@@ -21,12 +21,12 @@ class CheckRunner(Generic[C]):
         self._since: dict[Hashable, float] = {}
 
     async def run(self, context: C) -> list[Finding]:
-        """Return what is wrong now, in words."""
+        """Return the current problems, in words."""
         found = self.check.run(context)
         return self.findings(context, await found if inspect.isawaitable(found) else found)
 
     def findings(self, context: C, found: Iterable[Any]) -> list[Finding]:
-        """Return in words what the check's `run` found."""
+        """Return the results of the check's `run` in words."""
         check = self.check
         held = self._held(found) if check.for_s else list(found)
         shown = held[:MAX_RESULTS] if check.more else held

@@ -1,4 +1,4 @@
-"""Whether devices are there and have programs, and whether the kernel forwards and accepts what comes in by them."""
+"""Whether devices exist and have programs, and whether the kernel forwards and accepts packets from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SWITCH = {Family.IPV4: "ipv4/ip_forward", Family.IPV6: "ipv6/conf/all/forwardin
 
 
 def device_missing(context: NodeContext) -> Iterator[Result]:
-    """Name what --device names and what is not there, also under which name a device is there now."""
+    """Report the missing devices of --device, with the new name of a renamed one."""
     for each in context.missing_devices():
         values = {"device": each.name, "problem": each.problem}
         if each.new_name:
@@ -27,7 +27,7 @@ def device_missing(context: NodeContext) -> Iterator[Result]:
 
 
 def device_not_attached(context: RunningContext) -> Iterator[Result]:
-    """Name the devices of --device that take no traffic, and those where replies of remote backends pass no program."""
+    """Report the devices of --device without programs, and those where replies of remote backends meet no program."""
     keeper = context.agent.devices
     if keeper is None:
         return
@@ -47,7 +47,7 @@ def device_not_attached(context: RunningContext) -> Iterator[Result]:
 
 
 def unattached_outputs(network: NodeNetwork, outputs: Iterable[int], attached: Iterable[str]) -> list[str]:
-    """Return the devices by which remote backends are reached and where no program sees their replies, by name.
+    """Return the devices by which remote backends are reached and whose replies meet no program, by name.
 
     A VLAN's frames pass the programs of the device below it.
     """
@@ -62,7 +62,7 @@ def unattached_outputs(network: NodeNetwork, outputs: Iterable[int], attached: I
 
 
 def forwarding_off(context: NodeContext) -> Iterator[Result]:
-    """Read the switches of each family, and those of each device: without forwarding no FIB look-up answers."""
+    """Read the switches of each family, and those of each device: without forwarding every FIB look-up fails."""
     families, devices = context.forwarding_families, sorted(set(context.devices))
     for family, switch in _SWITCH.items():
         name = f"IPv{family}"
@@ -81,10 +81,10 @@ def forwarding_off(context: NodeContext) -> Iterator[Result]:
 
 
 def reverse_path_strict(context: NodeContext) -> Iterator[Result]:
-    """Name the devices with a strict filter whose backends then cannot answer processes of this node.
+    """Report the devices with a strict filter whose backends then cannot answer processes of this node.
 
-    A reply to this node itself comes up as one from the VIP, and the route to a VIP leads by the default route's device. With
-    socket programs the replies come as what they are.
+    A translated reply to this node itself has the VIP as its source, and the route to a VIP leads by the default route's device.
+    With socket programs replies are not translated.
     """
     network = context.network
     if context.has_socket_programs or network is None:
@@ -107,7 +107,7 @@ DEVICE_CHECKS = (
         "whether each `--device` is there",
         device_missing,
         "{problem}",
-        "bring {device} back, or take it out of --device; `ip link` lists the devices",
+        "restore {device}, or remove it from --device; `ip link` lists the devices",
         when=When.BOTH,
     ),
     Check(
@@ -115,7 +115,7 @@ DEVICE_CHECKS = (
         "whether devices have programs",
         device_not_attached,
         "device {device} has no program attached: it takes no traffic",
-        "`lbagent doctor` tells more; it is tried again",
+        "see `lbagent doctor`; the agent retries",
     ),
 )
 FORWARDING_CHECKS = (

@@ -1,4 +1,4 @@
-"""What this kernel lets the agent do, and where its programs come from."""
+"""What this kernel allows, and where the programs come from."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def load_refused(_context: OfflineContext) -> Iterator[Result]:
 
 
 def kernel_too_old(_context: OfflineContext) -> Iterator[Result]:
-    """Compare the kernel's version with the oldest one that will do."""
+    """Compare the kernel's version with the oldest supported one."""
     values = {
         "release": os.uname().release,
         "machine": platform.machine(),
@@ -48,22 +48,22 @@ def jit_off(_context: OfflineContext) -> Iterator[Result]:
 
 
 def no_tcx(_context: OfflineContext) -> Iterator[Result]:
-    """Look for TCX links."""
+    """Test for TCX links."""
     if features.can_load() == 0:
         yield Result(level=Level.OK if features.has_tcx() else None)
 
 
 def no_btf(_context: OfflineContext) -> Iterator[Result]:
-    """Look for the kernel's BTF."""
+    """Test for the kernel's BTF."""
     if not Path("/sys/kernel/btf/vmlinux").exists():
         yield Result()
 
 
 def programs_missing(context: OfflineContext) -> Iterator[Result]:
-    """Look for compiled programs, and for BCC, which makes them."""
+    """Find compiled programs, and BCC, which makes them."""
     artifact = context.config.artifact
     path, version = Path(artifact or ARTIFACT_PATH), bcc_version()
-    if os.access(path, os.R_OK):  # this user may have no right to look
+    if os.access(path, os.R_OK):  # this user may have no permission
         yield Result(values={"path": path}, level=Level.OK)
         if not version:
             text = "BCC is not installed; only `lbagent bpf build` needs it"

@@ -1,8 +1,8 @@
-"""What kube-proxy leaves on a node: rules, addresses and ports, what they do, and what removes them.
+"""Leftovers of kube-proxy on a node: rules, addresses and ports, their effect, and how to remove them.
 
-Programs at devices see packets before netfilter does. What kube-proxy's rules still see are packets of the node's own processes,
-whose destination they change before a device is reached, and what the programs let pass. Nothing is changed here.
-Source: kube-proxy's proxiers (names of tables, chains and the device), iptables-save(8), proc_net_tcp(5).
+Programs at devices see packets before netfilter does. kube-proxy's rules still see packets of the node's own processes, whose
+destination they change before a device is reached, and packets that the programs pass. This module changes nothing. Source:
+kube-proxy's proxiers (names of tables, chains and the device), iptables-save(8), proc_net_tcp(5).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from lbagent.model.check import Level, Result
 
 TABLE = "kube-proxy"
 IPVS_DEVICE = "kube-ipvs0"
-# kubelet's own chains: it makes them again, and they balance nothing
+# kubelet's own chains: it creates them again, and they balance nothing
 KUBELETS = frozenset({"KUBE-FIREWALL", "KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT"})
 IPTABLES = {"ip": ("iptables", "/proc/net/ip_tables_names"), "ip6": ("ip6tables", "/proc/net/ip6_tables_names")}
 LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 CLEANUP = "`kube-proxy --cleanup` in its image, privileged and with the node's network, removes the rules of every mode"
 MEANS = (
-    "processes of this node are balanced by them; once kube-proxy has ended, to endpoints as they were then, which may be gone, and"
-    " without new Services (with --socket-lb what is connected to a Service's address does not meet them)"
+    "processes of this node use them, after the end of kube-proxy with its last endpoints, which may be gone, and without new"
+    " Services (with --socket-lb, sockets that connect to a Service's address bypass them)"
 )
 OURS = "lbagent"
 
 
 def leftovers() -> Iterator[Result]:
-    """Yield each leftover, with what it does to traffic and the command that removes it."""
+    """Yield each leftover, with its effect on traffic and the command that removes it."""
     yield from _tables()
     yield from _legacy_chains()
     yield from _ipvs()
@@ -65,7 +65,7 @@ def _tables() -> Iterator[Result]:
 
 
 def proxy_tables(ruleset: dict[str, Any]) -> dict[str, int]:
-    """Return the families in which kube-proxy's own table is, with the number of its rules."""
+    """Return the families with kube-proxy's own table, and the number of its rules."""
     items = ruleset.get("nftables", ())
     found = {item["table"]["family"]: 0 for item in items if item.get("table", {}).get("name") == TABLE}
     for item in items:
@@ -82,12 +82,12 @@ def proxy_chains(ruleset: dict[str, Any]) -> dict[str, int]:
 
 
 def is_proxys_chain(name: str) -> bool:
-    """Say whether kube-proxy made a chain of this name."""
+    """Return whether kube-proxy made a chain of this name."""
     return name.startswith("KUBE-") and name not in KUBELETS
 
 
 def _legacy_chains() -> Iterator[Result]:
-    """Yield chains of iptables-legacy, which nft does not show. A table is read only where the kernel has it already."""
+    """Yield chains of iptables-legacy, which nft does not list. A table is read only if the kernel has it already."""
     for command, names in IPTABLES.values():
         tables = _lines(names)
         number = sum(sum(map(is_proxys_chain, _legacy(command, table))) for table in tables)
@@ -142,7 +142,7 @@ def _ports() -> Iterator[Result]:
             who = ", ".join(sorted(name or "an unknown process" for name in names))
             yield Result(
                 f"port {port}",
-                text=f"port {port} ({wanted[port]}) is taken by {who}: lbagent cannot serve it there, and probes and balancers hear"
+                text=f"port {port} ({wanted[port]}) is taken by {who}: lbagent cannot serve it there; probes and balancers reach"
                 " that process",
                 remedy="kubectl -n kube-system delete daemonset kube-proxy if it is kube-proxy's; lbagent opens the port within"
                 " 5 s",
@@ -160,7 +160,7 @@ def listeners(lines: Iterable[str], ports: Iterable[int]) -> dict[str, int]:
 
 
 def _owners(inodes: Iterable[str]) -> dict[str, str]:
-    """Return the name and pid of a process that has each of these sockets, as far as this user may look."""
+    """Return name and pid of a process with each of these sockets, within this user's permissions."""
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     found: dict[str, str] = {}
     for folder in Path("/proc").iterdir() if wanted else ():
@@ -179,7 +179,7 @@ def _owners(inodes: Iterable[str]) -> dict[str, str]:
 
 
 def _descriptors(folder: Path) -> set[str]:
-    """Return what the descriptors of a process lead to; some are gone before they are read."""
+    """Return the targets of a process's descriptors; some are gone before they are read."""
     found = set()
     with suppress(OSError):
         for each in folder.iterdir():

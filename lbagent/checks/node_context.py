@@ -1,4 +1,4 @@
-"""What a check looks at that runs both before the start (offline_context.py) and in the agent (running_context.py)."""
+"""The inputs of a check that runs before the start (offline_context.py) and in the agent (running_context.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lbagent.net.snapshot import NodeNetwork
 
 
 class MissingDevice(Struct, frozen=True):
-    """A word of --device for which there is no device."""
+    """A word of --device without a device."""
 
     name: str
     problem: str
@@ -31,7 +31,7 @@ class ShortBackend(Struct, frozen=True):
     address: bytes
     flows: int
     sources: tuple[bytes, ...]  # the source addresses that it has ports of
-    services: tuple[str, ...] = ()  # as far as they are known
+    services: tuple[str, ...] = ()  # where known
 
 
 class NodeContext(Protocol):
@@ -51,7 +51,7 @@ class NodeContext(Protocol):
 
     @property
     def has_private_pins(self) -> bool:
-        """Whether the pins are on a mount that this mount namespace alone has."""
+        """Whether only this mount namespace has the mount of the pins."""
 
     @property
     def has_socket_programs(self) -> bool:
@@ -63,21 +63,21 @@ class NodeContext(Protocol):
 
     @property
     def devices(self) -> Sequence[str]:
-        """The devices that have programs, or get them at the start, those of pods too."""
+        """The devices that have programs, or get them at the start, with those of pods."""
 
     @property
     def snat_addresses(self) -> Iterable[bytes]:
         """The addresses of --snat-address."""
 
     def missing_devices(self) -> Iterable[MissingDevice]:
-        """Return what --device names and what is not there."""
+        """Return the words of --device without a device."""
 
     def short_backends(self) -> Iterable[ShortBackend]:
         """Return the remote backends that are short of SNAT ports."""
 
 
 def sysctl(name: str) -> str:
-    """Return a value below /proc/sys/net; '' where there is none (the family is not there, or the device went)."""
+    """Return a value below /proc/sys/net; '' where there is none (no such family, or the device is gone)."""
     try:
         return Path("/proc/sys/net", name).read_text(encoding="ascii").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""What `lbagent doctor` looks at: this machine, its devices, and what an agent left in the maps. Reads only.
+"""The inputs of `lbagent doctor`: this machine, its devices, and an agent's contents of the maps. Reads only.
 
 It works without root as far as the kernel allows.
 """
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from lbagent.bpf.hooks import XDP, TargetKind
+from lbagent.bpf.hooks import XDP, AttachPointKind
 from lbagent.bpf.load.attach import Attachment, wanted_attachments
 from lbagent.bpf.load.devices import Device, default_route_devices, devices, no_such_device
 from lbagent.bpf.load.links import pinned_links
@@ -32,10 +32,10 @@ from lbagent.net.snapshot import NodeNetwork
 
 
 class OfflineContext:
-    """A node before the start: a NodeContext, and what only doctor looks at."""
+    """A node before the start: a NodeContext, and the inputs of doctor alone."""
 
     def __init__(self, config: Config, *, kubernetes: bool = False) -> None:
-        """`kubernetes`: also what kube-proxy left is looked for."""
+        """`kubernetes`: also find leftovers of kube-proxy."""
         self.config = config
         self.kubernetes = kubernetes
 
@@ -60,12 +60,12 @@ class OfflineContext:
 
     @property
     def has_private_pins(self) -> bool:
-        """Whether the pins are, or would be, on a mount that this mount namespace alone has."""
+        """Whether only this mount namespace has the mount of the pins, or would have it."""
         return is_private(self._real_bpffs, mounted_here=False) if self.has_bpffs else would_be_private()
 
     @property
     def _real_bpffs(self) -> Path:
-        return Path(os.path.realpath(self.config.bpffs))  # need not exist, and this user may have no right to look
+        return Path(os.path.realpath(self.config.bpffs))  # need not exist, and this user may have no permission
 
     @cached_property
     def has_socket_programs(self) -> bool:
@@ -73,12 +73,12 @@ class OfflineContext:
         try:
             links = pinned_links(self.pins)
         except OSError:
-            links = []  # this user may not look
-        return self.config.has_socket_programs or any(target.kind is TargetKind.CGROUP for target, _ in links)
+            links = []  # no permission
+        return self.config.has_socket_programs or any(target.kind is AttachPointKind.CGROUP for target, _ in links)
 
     @property
     def forwarding_families(self) -> Collection[Family]:
-        """Both families: backends of either may come."""
+        """Both families: backends of either may follow."""
         return () if self.config.serves_sockets_alone else tuple(Family)
 
     # --- devices ---
@@ -90,7 +90,7 @@ class OfflineContext:
 
     @cached_property
     def chosen(self) -> ChosenDevices:
-        """What --device stands for."""
+        """The devices that --device matches."""
         loopback = [name for name, item in self.present.items() if item.loopback]
         defaults = default_route_devices() if AUTO in self.config.device else ()
         return choose_devices(
@@ -109,7 +109,7 @@ class OfflineContext:
 
     @cached_property
     def pod_devices(self) -> Sequence[str]:
-        """The devices that --pod-device stands for now."""
+        """The devices that --pod-device matches now."""
         if not self.config.pod_device:
             return ()
         matched = wanted_attachments("tc", self.chosen.names, self.config.pod_device, self.present)
@@ -121,7 +121,7 @@ class OfflineContext:
         return [*self.chosen.names, *self.pod_devices]
 
     def missing_devices(self) -> Iterable[MissingDevice]:
-        """Yield the words of --device that stand for no device: an error where the agent would not start."""
+        """Yield the words of --device without a device: an error where the agent would not start."""
         no_start = not self.chosen.names and all(map(is_name, self.config.device))
         for word, sentence in self.chosen.missing.items():
             if no_start:
@@ -146,7 +146,7 @@ class OfflineContext:
             with KernelMaps.open(self.config.bpffs, create=False) as maps:
                 return list(short_in_maps(maps, last - first + 1, self.network.has))
         except (LbError, OSError):
-            return ()  # no agent has run here, or this user may not look
+            return ()  # no agent has run here, or no permission
 
 
 async def _network() -> NodeNetwork:

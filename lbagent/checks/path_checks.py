@@ -1,4 +1,4 @@
-"""Whether every backend can be reached: there is a route, its device is up and takes frames, its next hop answers."""
+"""Whether every backend can be reached: there is a route, its device is up and accepts frames, its next hop answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lbagent.model.check import Check, Result, Severity
 from lbagent.net.paths import Hop, gateways
 from lbagent.targets.bpf.backends import each_backend
 
-# Until a neighbour has answered its first request, and the endpoint of a pod has followed its device: two looks of the agent.
+# Time for a neighbour to answer its first request, and for a pod's endpoint to follow its device: two polls of the agent.
 GRACE_S = 2.5
 
 
@@ -25,7 +25,7 @@ def next_hop_unresolved(context: RunningContext) -> Iterable[Hop]:
 
 
 def _next_hops(context: RunningContext, hops: Sequence[Hop]) -> Iterator[Result]:
-    """A gateway is the node's; any other next hop is an endpoint that a Service names."""
+    """A gateway is the node's; any other next hop is an endpoint of a Service."""
     network = context.network
     behind = frozenset(gateways(network)) if hops else frozenset()
     for hop in hops:
@@ -39,13 +39,13 @@ def _next_hops(context: RunningContext, hops: Sequence[Hop]) -> Iterator[Result]
 def path_unusable(context: RunningContext) -> Iterable[tuple[bytes, str]]:
     """Return the backends to which this node has no usable route, and why."""
     unusable = context.agent.network.finder.unusable
-    # the finder keeps answers for addresses that need not be backends any more
+    # the finder may hold answers for removed backends
     backends = {b.address.address for b in each_backend(context.agent.bpf.state)} if unusable else set()
     return sorted((address, why) for address, why in unusable.items() if address in backends)
 
 
 def _paths(context: RunningContext, found: Sequence[tuple[bytes, str]]) -> Iterator[Result]:
-    """A device that is down is the node's; the rest is of an endpoint."""
+    """A device that is down is the node's; any other problem is of an endpoint."""
     for address, why in found:
         route = context.network.route(address)
         link = context.network.links.get(route.ifindex) if route else None
@@ -55,13 +55,13 @@ def _paths(context: RunningContext, found: Sequence[tuple[bytes, str]]) -> Itera
 
 
 def neighbours_not_kept(context: RunningContext) -> Iterator[Result]:
-    """Look for more next hops than are kept resolved, and for a full neighbour table of the kernel."""
+    """Report more next hops than are kept resolved, and a full neighbour table of the kernel."""
     for subject, text, remedy in context.agent.network.keeper.problems():
         yield Result(subject, text=text, remedy=remedy)
 
 
 def frames_not_taken(context: RunningContext) -> Iterator[Result]:
-    """Name the devices that did not take a frame of XDP in the last minute."""
+    """Report the devices that rejected a frame of XDP in the last minute."""
     for name, problem in context.agent.network.frames_not_taken(time.monotonic()).items():
         yield Result(name, {"problem": problem})
 

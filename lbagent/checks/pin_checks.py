@@ -1,6 +1,6 @@
 """Whether maps, programs and links are still pinned and attached, and whether the pins outlive the agent's mount namespace.
 
-Without their pins they end with the agent. What is missing is made again.
+Without their pins they end with the agent. Missing pins are created again.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from lbagent.model.check import Check, Level, Result, When
 
 
 def private_mount(context: NodeContext) -> Iterator[Result]:
-    """Look whether another mount namespace has the bpf file system of the pins."""
+    """Check whether only this mount namespace has the bpf file system of the pins."""
     if context.has_private_pins:
         yield Result(str(context.pins), {"pins": context.pins})
 
 
 def bpffs_missing(context: OfflineContext) -> Iterator[Result]:
-    """Look for a bpf file system before the start."""
+    """Find a bpf file system before the start."""
     if not context.has_private_pins:
         level = Level.OK if context.has_bpffs else None
         yield Result(values={"bpffs": context.config.bpffs}, level=level)
 
 
 async def bpffs_unmounted(context: RunningContext) -> Iterable[Result]:
-    """Look whether the pins are where they were, and pin everything again where they are not."""
+    """Check whether the pins are still in place, and pin everything again if they are not."""
     agent = context.agent
     if agent.devices is None or agent.datapath is None:
         return ()
@@ -58,7 +58,7 @@ def _pinned_again(root: Path, agent: RunningAgent) -> Iterator[Result]:
 
 
 def are_away(root: Path, agent: RunningAgent) -> bool:
-    """Return whether the file system of the pins is not at `root` any more: unmounted, or another one is mounted over it."""
+    """Return whether the file system of the pins is no longer at `root`: unmounted, or another one is mounted over it."""
     if agent.lock is None:
         return False
     try:
@@ -68,9 +68,9 @@ def are_away(root: Path, agent: RunningAgent) -> bool:
 
 
 def pin_again(root: Path, agent: RunningAgent) -> None:
-    """Pin what was pinned in a file system that is away in the one at `root`, which is mounted if need be. Raises LbError, OSError.
+    """Pin the objects of an unmounted file system in the one at `root`, which is mounted if needed. Raises LbError, OSError.
 
-    The one that is away lives while its folder is locked, with the links that are pinned in it and nowhere else.
+    The unmounted one exists while its folder is locked, with the links that are pinned only there.
     """
     assert agent.lock is not None
     assert agent.datapath is not None
@@ -81,13 +81,13 @@ def pin_again(root: Path, agent: RunningAgent) -> None:
             _pin_once(fd, path)
         (root / "link").mkdir(mode=0o700, exist_ok=True)
         links = agent.lock.opened / "link"
-        for item in sorted(links.iterdir()) if links.is_dir() else ():  # removed as a whole: link_detached makes them
+        for item in sorted(links.iterdir()) if links.is_dir() else ():  # removed as a whole: link_detached creates them
             _take_over_link(item, root / "link" / item.name)
         (root / "build" / agent.datapath.hooked.key).mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _take_over_link(old: Path, new: Path) -> None:
-    if old.is_dir():  # says which device has filters (bpf/load/clsact.py)
+    if old.is_dir():  # lists the devices with filters (bpf/load/clsact.py)
         for folder in (new, *(new / each.name for each in old.iterdir())):
             folder.mkdir(mode=0o700, exist_ok=True)
         return
@@ -104,7 +104,7 @@ def _pin_once(fd: int, path: Path) -> None:
 
 
 def _wanted(root: Path, agent: RunningAgent) -> Iterator[tuple[Path, int]]:
-    """Yield where each object is pinned, and a descriptor of it."""
+    """Yield the pin of each object, and a descriptor of it."""
     for name, fd in agent.maps.fds.items():
         yield root / name, fd
     if agent.datapath:
@@ -116,7 +116,7 @@ def _wanted(root: Path, agent: RunningAgent) -> Iterator[tuple[Path, int]]:
 
 
 async def pin_missing(context: RunningContext) -> Iterable[Result]:
-    """Look for every pin the agent made, and pin again what it still holds open."""
+    """Check every pin of the agent, and restore those of objects that it still holds open."""
     agent = context.agent
     if agent.devices is None or agent.datapath is None:
         return ()
@@ -156,12 +156,12 @@ def _holds(path: Path, fd: int) -> bool:
 
 
 async def link_detached(context: RunningContext) -> Iterable[Result]:
-    """Look at every link and filter, and attach again what is not there any more."""
+    """Check every link and filter, and attach missing ones again."""
     keeper, datapath = context.agent.devices, context.agent.datapath
     if keeper is None or datapath is None:
         return ()
     if are_away(datapath.root, context.agent):
-        return ()  # bpffs_unmounted tells; a link made now could not be pinned
+        return ()  # bpffs_unmounted reports it; a link made now could not be pinned
     async with keeper.busy:  # no change of devices or programs meanwhile
         lost = await asyncio.to_thread(attach.lost, datapath.root, keeper.attached, datapath.hooked.programs)
     if not lost:
@@ -222,6 +222,6 @@ CHECKS = (
         "whether programs are attached where the agent attached them",
         link_detached,
         "{what}; it could not be attached again: {error}",
-        "no packet is balanced there; see `lbagent doctor`; it is tried again every few seconds",
+        "no packet is balanced there; see `lbagent doctor`; the agent retries every few seconds",
     ),
 )

@@ -1,4 +1,4 @@
-"""What checks look at in a running agent."""
+"""The inputs of checks in a running agent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lbagent.config.device_names import is_name
 from lbagent.kernel.mounts import is_private
 from lbagent.maps.pins import pin_dir
 
-if TYPE_CHECKING:  # doctor has this module too, and needs none of the agent's
+if TYPE_CHECKING:  # doctor imports this module, too, and needs no module of the agent
     from lbagent.announce.announcer import Announcer
     from lbagent.bpf.load.attach import Attachment
     from lbagent.bpf.load.datapath import Datapath
@@ -32,11 +32,11 @@ if TYPE_CHECKING:  # doctor has this module too, and needs none of the agent's
     from lbagent.net.snapshot import Link, NodeNetwork
     from lbagent.objects.source import Source
     from lbagent.sync.loop import SyncLoop
-    from lbagent.targets.bpf.bpf_target import BpfTarget
+    from lbagent.targets.bpf.bpf_plane import BpfDataPlane
 
 
 class FollowedNetwork(Protocol):
-    """The kernel's network, and the paths to backends (lbagent/agent/network.py)."""
+    """The kernel's network, and the paths to backends (lbagent/targets/bpf/network_follower.py)."""
 
     finder: PathFinder
     keeper: NeighbourKeeper
@@ -49,11 +49,11 @@ class FollowedNetwork(Protocol):
         """Return the path to a backend."""
 
     def frames_not_taken(self, now: float) -> dict[str, str]:
-        """Return what devices lost a moment ago, a sentence each, by name."""
+        """Return the recent losses of devices, one sentence each, by name."""
 
 
 class KeptDevices(Protocol):
-    """The devices and what is attached to them (lbagent/agent/device_keeper.py)."""
+    """The devices and their programs (lbagent/targets/bpf/device_keeper.py)."""
 
     attached: tuple[Attachment, ...]
     problems: dict[str, str]
@@ -64,29 +64,29 @@ class KeptDevices(Protocol):
     busy: asyncio.Lock
 
     async def attach_again(self) -> None:
-        """Attach what is not attached any more."""
+        """Attach the missing programs."""
 
 
 class FolderLock(Protocol):
-    """The lock of the folder of the pins (lbagent/agent/lock.py)."""
+    """The lock of the folder of the pins (lbagent/targets/bpf/lock.py)."""
 
     @property
     def opened(self) -> Path:
         """The locked folder by its descriptor."""
 
     def moving_to(self, directory: Path) -> AbstractContextManager[None]:
-        """Lock another folder as well, and that one alone once the block has succeeded."""
+        """Lock another folder, too, and only that one once the block has succeeded."""
 
 
 class OwnersFile(Protocol):
-    """The file of who has which frontend (lbagent/agent/frontend_owners.py)."""
+    """The file of frontend owners (lbagent/agent/frontend_owners.py)."""
 
     path: str
     failure: str
 
 
 class RunningAgent(Protocol):
-    """The parts of the agent that checks read (lbagent/agent/components.py). What comes later in the start is None until then."""
+    """The parts of the agent that checks read (lbagent/agent/components.py). Later parts of the start are None until then."""
 
     mounted_bpffs: bool
 
@@ -101,7 +101,7 @@ class RunningAgent(Protocol):
     @property
     def loop(self) -> SyncLoop: ...  # noqa: D102
     @property
-    def bpf(self) -> BpfTarget: ...  # noqa: D102
+    def bpf(self) -> BpfDataPlane: ...  # noqa: D102
     @property
     def owners(self) -> OwnersFile | None: ...  # noqa: D102
     @property
@@ -124,7 +124,7 @@ class RunningAgent(Protocol):
 
 
 class RunningContext:
-    """A node with its agent: a NodeContext, and `agent` for what only an agent has."""
+    """A node with its agent: a NodeContext, and `agent` for the inputs of the agent alone."""
 
     def __init__(self, agent: RunningAgent) -> None:
         self.agent = agent
@@ -146,7 +146,7 @@ class RunningContext:
 
     @property
     def has_private_pins(self) -> bool:
-        """Whether the pins are on a mount that the agent's mount namespace alone has."""
+        """Whether only the agent's mount namespace has the mount of the pins."""
         return is_private(self.pins, mounted_here=self.agent.mounted_bpffs)
 
     @property
@@ -170,11 +170,11 @@ class RunningContext:
 
     @property
     def snat_addresses(self) -> Iterable[bytes]:
-        """The addresses of --snat-address, those that live flows know too."""
+        """The addresses of --snat-address, with those that live flows still use."""
         return self.agent.further.addresses()
 
     def missing_devices(self) -> Iterable[MissingDevice]:
-        """Yield the devices of --device that went or were renamed. A pattern may stand for no device beside another one."""
+        """Yield the devices of --device that are gone or renamed. A pattern may match no device beside another one."""
         keeper = self.agent.devices
         for name, problem in keeper.problems.items() if keeper else ():
             if keeper and name in keeper.chosen.missing and (is_name(name) or not keeper.chosen.names):

@@ -13,14 +13,14 @@ from lbagent.net.snapshot import NodeNetwork
 
 
 def snat_ports_short(context: NodeContext) -> Iterator[Result]:
-    """Name the remote backends that hold nearly all their ports, those with most flows first."""
+    """Report the remote backends that hold nearly all their ports, those with most flows first."""
     first, last = context.config.snat_port_range
     for backend in sorted(context.short_backends(), key=lambda item: -item.flows)[:MAX_RESULTS]:
         yield short_of_ports(backend, last - first + 1, context.network)
 
 
 def short_of_ports(backend: ShortBackend, ports: int, network: NodeNetwork | None = None) -> Result:
-    """Return a backend that is short; with the `network` the remedy names an address that would help."""
+    """Return the values of a backend that is short; with the `network` the remedy has a suitable address."""
     number = len(backend.sources)
     values = {
         "backend": backend.name,
@@ -39,7 +39,7 @@ def _more_ports(backend: ShortBackend, ports: int, network: NodeNetwork | None) 
     route = network.route(backend.address) if network else None
     link = network.links.get(route.ifindex) if network and route else None
     if network is None or link is None:
-        return f"raise --snat-ports, name further addresses of this node with --snat-address, {more_backends}"
+        return f"raise --snat-ports, add further addresses of this node to --snat-address, {more_backends}"
     width = len(backend.address)
     others = [
         format_ip(a.address)
@@ -50,11 +50,11 @@ def _more_ports(backend: ShortBackend, ports: int, network: NodeNetwork | None) 
     if others:
         gives = f"--snat-address {others[0]} gives it {ports} more: device {link.name} has that address"
         return f"{gives}; or raise --snat-ports, {more_backends}"
-    return f"add an address to device {link.name} and name it with --snat-address, raise --snat-ports, {more_backends}"
+    return f"add an address to device {link.name} and to --snat-address, raise --snat-ports, {more_backends}"
 
 
 def snat_address_missing(context: NodeContext) -> Iterator[Result]:
-    """Look for a device that has each address of --snat-address."""
+    """Find a device with each address of --snat-address."""
     network = context.network
     for address in context.snat_addresses if network else ():
         text = format_ip(address)

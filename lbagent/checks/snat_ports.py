@@ -1,4 +1,4 @@
-"""Which remote backends are short of SNAT ports: by the State and the last sweep (the agent), or by the pinned maps (doctor).
+"""Remote backends that are short of SNAT ports: by the State and the last sweep (the agent), or by the pinned maps (doctor).
 
 Each backend has the whole range of `--snat-ports` with each source address: ports run short for one backend, not for all.
 """
@@ -30,8 +30,8 @@ def short_in_state(
 ) -> Iterator[ShortBackend]:
     """Yield the backends of a State that are short.
 
-    `flows` are live flows by backend id, `ports` is how many each source address has, `sources` gives the source addresses that
-    the node has for a backend.
+    `flows` are live flows by backend id, `ports` the number of each source address, `sources` returns the node's source addresses
+    for a backend.
     """
     many = {number: count for number, count in flows.items() if count >= SHORT_OF_PORTS * ports}
     if not many:
@@ -53,7 +53,7 @@ def _services(state: State, backend_id: int) -> list[str]:
 def short_in_maps(maps: LBMaps, ports: int, has: Callable[[bytes], bool]) -> Iterator[ShortBackend]:
     """Yield the backends in the maps that are short, by the last sweeps' counts. Raises KernelError.
 
-    `has` returns whether the node has an address: the ports of one that it lacks are of no use.
+    `has` returns whether the node has an address: the ports of a missing one are useless.
     """
     flows, stride = _live_flows(maps), further_stride(maps.sizes.backends)
     for family in Family:
@@ -74,7 +74,7 @@ def _name(path: PathRecord) -> str:
 
 
 def _live_flows(maps: LBMaps) -> list[int]:
-    """Return the live flows of each backend id: of the two halves, one of which a sweep may be filling just now, the larger."""
+    """Return the live flows of each backend id: the larger of the two halves, as a sweep may just be filling one."""
     size = maps.sizes.backends * 4
     with maps.window("lb_live", 0, 2 * size) as view:
         numbers = memoryview(bytes(view)).cast("I")

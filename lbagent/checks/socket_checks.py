@@ -1,4 +1,4 @@
-"""What the node's own processes reach Services by, and the ports that translated packets have."""
+"""How the node's own processes reach Services, and the ports of translated packets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def snat_ports_overlap(context: OfflineContext) -> Iterator[Result]:
 
 
 def sockets_not_served(context: OfflineContext) -> Iterator[Result]:
-    """Look for what socket programs need: a cgroup of cgroup2, and a kernel that runs them."""
+    """Test the requirements of socket programs: a cgroup of cgroup2, and a kernel that runs them."""
     if not context.config.has_socket_programs:
         return
     path = context.config.cgroup or first_cgroup()
@@ -52,14 +52,14 @@ def sockets_not_served(context: OfflineContext) -> Iterator[Result]:
     has_none = features.can_load() == 0 and not features.has_socket_programs()
     yield Result(values={"path": path}, level=None if has_none else Level.OK)
     if not has_none and features.can_load() == 0 and not features.has_set_retval():
-        text = "a refused connection says EPERM, not ECONNREFUSED: this kernel lets no program choose (Linux 5.18 does)"
+        text = "a refused connection returns EPERM, not ECONNREFUSED: programs set the error from Linux 5.18 on"
         yield Result("errno", text=text, remedy="", level=Level.NOTE)
 
 
 def node_ports_not_local(context: OfflineContext) -> Iterator[Result]:
-    """Name the ports in the maps that processes of this node do not reach at its own addresses.
+    """Report the ports in the maps that processes of this node do not reach at its own addresses.
 
-    A packet to an address of the node leaves by no device, so no program but those of sockets sees it.
+    A packet to an address of the node leaves by no device, so only socket programs see it.
     """
     if context.has_socket_programs:
         return
@@ -67,7 +67,7 @@ def node_ports_not_local(context: OfflineContext) -> Iterator[Result]:
         with KernelMaps.open(context.config.bpffs, create=False) as maps:
             rows = [*maps.items("lb4_service"), *maps.items("lb6_service")]
     except (LbError, OSError):
-        return  # no agent has run here, or this user may not look
+        return  # no agent has run here, or no permission
     of_node = ServiceFlags.NODE_PORT | ServiceFlags.HOST_PORT
     frontends = [frontend_of(split_service_key(key)[0]) for key, value in rows if flags_of(value) & of_node]
     ports = sorted({(item.port, item.protocol.name) for item in frontends})
@@ -104,7 +104,7 @@ CHECKS = (
         node_ports_not_local,
         "NodePorts and HostPorts ({ports}) are served to other hosts and to pods; processes of this node itself do not reach them"
         " at its own addresses",
-        "use --socket-lb; or ask the ClusterIP of the Service, or the address of a backend, from the node itself",
+        "use --socket-lb; or use the ClusterIP of the Service, or the address of a backend, on the node itself",
         when=When.OFFLINE,
         level=Level.NOTE,
     ),

@@ -1,4 +1,4 @@
-"""Whether a source of objects is there, whether its objects are refused, and whether objects fit together."""
+"""Whether a source of objects is available, whether its objects are refused, and whether objects match each other."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ if TYPE_CHECKING:
 
 
 def source_untrusted(context: RunningContext) -> Iterator[Result]:
-    """Name each source whose last list was no good."""
+    """Report each source whose last list was rejected."""
     for source in context.agent.sources:
-        if source.synced.is_set() and not source.trusted:
-            messages = source.problems()
-            why = str(messages[0]) if messages else "its last list was no good"
-            yield Result(source.name, {"source": source.name, "why": why}, remedy=source.remedy)
+        if source.synced.is_set() and (why := source.distrust):
+            yield Result(source.name, {"source": source.name, "why": str(why)}, remedy=source.remedy)
 
 
 def objects_refused(context: RunningContext) -> Iterator[Result]:
-    """Name each source of which objects or fields are refused. Warnings do not count.
+    """Report each source with refused objects or fields. Warnings do not count.
 
-    A file that does not count as a whole is the operator's; a field or an object is that of whoever wrote it.
+    A refused whole file is the operator's problem; a field or an object is its author's.
     """
     for source in context.agent.sources:
         refused = _refused(source) if source.synced.is_set() else []
@@ -38,14 +36,13 @@ def objects_refused(context: RunningContext) -> Iterator[Result]:
 
 
 def _refused(source: Source) -> list[Message]:
-    """Return the messages about what is refused; the cause of distrust is told by source_untrusted."""
-    messages = source.problems()
-    cause = messages[0] if messages and not source.trusted else None
-    return [message for message in messages if not message.warning and message is not cause]
+    """Return the messages about refusals; source_untrusted reports the cause of distrust."""
+    cause = source.distrust
+    return [message for message in source.problems() if not message.warning and message != cause]
 
 
 def objects_mismatch(context: RunningContext) -> Iterator[Result]:
-    """Look for objects that are good by themselves and do not fit together. Warnings and contests do not count."""
+    """Report objects that are valid but do not match each other. Warnings and contests do not count."""
     loop = context.agent.loop
     contested = {contest.message for contest in loop.contests}
     found = [message for message in loop.messages if not message.warning and message not in contested]
@@ -58,7 +55,7 @@ def _more(messages: Sequence[Message]) -> str:
 
 
 def frontend_contested(context: RunningContext) -> Iterator[Result]:
-    """Name each pair of Services of which one has what the other one claims."""
+    """Report each pair of Services of which one has what the other claims."""
     pairs: dict[tuple[str, str], list[Contest]] = {}
     for contest in context.agent.loop.contests:
         pairs.setdefault((contest.loser, contest.winner), []).append(contest)
@@ -99,6 +96,6 @@ CHECKS = (
         "whether a Service claims frontends that another Service has",
         frontend_contested,
         "a claim of Service {loser} is not served: {problem}{more}",
-        "take the claim out of one of the two Services; if it is not meant, find out who wrote it (docs/kubernetes.md)",
+        "remove the claim from one of the two Services; if it is not intended, find its author (docs/kubernetes.md)",
     ),
 )

@@ -1,4 +1,4 @@
-"""What the devices of --device make of XDP programs, before the start."""
+"""How the devices of --device support XDP programs, before the start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DRIVER_INDEPENDENT = {
 
 
 def no_device_given(context: OfflineContext) -> Iterator[Result]:
-    """Name the devices that could be given."""
+    """Report the devices that --device could use."""
     if not context.config.device:
         names = ", ".join(name for name, item in context.present.items() if not item.loopback)
         yield Result(values={"names": names or "none"})
@@ -55,10 +55,10 @@ def xdp_on_veth(context: OfflineContext) -> Iterator[Result]:
 
 
 def frames_refused(context: OfflineContext) -> Iterator[Result]:
-    """Name the devices that take no frames from XDP programs.
+    """Report the devices that accept no frames from XDP programs.
 
     Of the devices without programs, only those count by which backends of other nodes can be reached: single pods are reached
-    through the kernel's stack anyway.
+    through the kernel's stack in any case.
     """
     offered = features.xdp_features()
     for device, hook in _devices(context):
@@ -74,7 +74,7 @@ def frames_refused(context: OfflineContext) -> Iterator[Result]:
 
 
 def foreign_xdp(context: OfflineContext) -> Iterator[Result]:
-    """Look for XDP programs of others."""
+    """Find XDP programs of others."""
     for device, hook in _devices(context):
         ours = linked_program(context.pins, context.ingress[device.name].target, hook)
         if hook.xdp_mode and device.xdp_prog_id and device.xdp_prog_id != ours:
@@ -82,7 +82,7 @@ def foreign_xdp(context: OfflineContext) -> Iterator[Result]:
 
 
 def pod_devices(context: OfflineContext) -> Iterator[Result]:
-    """Name the devices behind which pods are."""
+    """Report the devices of pods."""
     if context.config.pod_device:
         yield Result(values={"names": ", ".join(context.pod_devices) or "none yet"})
 

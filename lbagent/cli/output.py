@@ -28,7 +28,7 @@ GAP = "   "
 WIDTH = 80  # columns that a table should fit into when no terminal says its own
 LEAST_CUT = 12  # characters that are left of a cell that is cut
 FORMATS = ("table", "wide", "json", "yaml", "name")
-RETRY_S = 1.0  # while watching, after the agent went away
+WATCH_RETRY_DELAY_S = 1.0  # while watching, after the agent went away
 POLL_S = 2.0  # how long `| head -1` may hang: only between two polls a reader that left is seen
 REFRESH_S = 30.0  # flows change without a generation
 
@@ -221,7 +221,7 @@ def _require_reader() -> None:
 def _reconnect(client: AgentClient) -> int:
     while True:
         _require_reader()
-        time.sleep(RETRY_S)
+        time.sleep(WATCH_RETRY_DELAY_S)
         try:
             status = client.status()
         except AgentUnreachable:

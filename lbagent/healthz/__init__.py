@@ -1,5 +1,5 @@
-"""What balancers and kubelets ask a node over HTTP, in kube-proxy's words: health check node ports, /healthz, /livez, metrics.
+"""kube-proxy's HTTP ports of a node: health check node ports, /healthz, /livez, /readyz, and the metrics port.
 
-`service_health.py` answers at the healthCheckNodePort of each Service, `proxy_health.py` says whether this node should be sent
-traffic, `node_servers.py` opens their ports and joins them to the agent.
+`service_health.py` answers at the healthCheckNodePort of each Service, `proxy_health.py` decides whether this node should get
+traffic; import `node_servers.py`, which opens the ports. Health checks of backends are not here (`probes`).
 """

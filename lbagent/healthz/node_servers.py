@@ -14,7 +14,7 @@ from lbagent.config import Config
 from lbagent.healthz.proxy_health import ProxyHealth, SyncProgress
 from lbagent.healthz.service_health import ServiceHealthServers
 from lbagent.http.http_server import Handler
-from lbagent.http.listeners import Listeners
+from lbagent.http.listeners import BIND_RETRY_DELAY_S, Listeners
 from lbagent.kube import object_cache
 from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
@@ -22,10 +22,9 @@ from lbagent.objects.object_event import EventSink
 from lbagent.objects.records import Node
 from lbagent.objects.source import Source
 from lbagent.sync.loop import SyncLoop
-from lbagent.targets.bpf.bpf_target import BpfTarget
+from lbagent.targets.data_plane import ServedState
 
 log = logging.getLogger(__name__)
-RETRY_S = 5.0
 EVERY_ADDRESS = tuple(family.unspecified for family in Family)
 
 
@@ -36,7 +35,7 @@ class NodeServers:
         self,
         config: Config,
         loop: SyncLoop,
-        bpf: BpfTarget,
+        plane: ServedState,
         sources: Sequence[Source],
         node_port_addresses: Callable[[], Sequence[bytes] | None] = lambda: None,
         events: Sequence[EventSink] = (),
@@ -44,13 +43,13 @@ class NodeServers:
     ) -> None:
         """`node_port_addresses` gives those that --nodeport-addresses chooses, None for all of the node's.
 
-        `events` hear of health check node ports that cannot be opened. `is_ready` says whether the first full State is in the
-        kernel and packets meet it.
+        `events` hear of health check node ports that cannot be opened. `is_ready` returns whether the first full State is in
+        force and packets meet it.
         """
-        self._loop, self._bpf = loop, bpf
+        self._loop, self._plane = loop, plane
         self._node_name = config.name_of_node
         self._api = next((source for source in sources if source.name == object_cache.SOURCE), None)
-        (self._runner,) = (runner for runner in loop.runners if runner.target is bpf)
+        (self._runner,) = (runner for runner in loop.runners if runner.target is plane)
         self.health = ProxyHealth(self._progress, self._is_eligible, is_ready)
         self.services = ServiceHealthServers(
             self.health.is_healthy,
@@ -67,13 +66,13 @@ class NodeServers:
         self._metrics = Listeners(metrics)
         try:
             while True:
-                state = self._bpf.state
+                state = self._plane.state
                 await self._healthz.listen(self._healthz_addresses)
                 await self._metrics.listen(self._metrics_addresses)
                 await self.services.update(state)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(RETRY_S):
-                        await self._bpf.changed_from(state.generation)
+                    async with asyncio.timeout(BIND_RETRY_DELAY_S):
+                        await self._plane.changed_from(state.generation)
         finally:
             for listeners in (self._healthz, self._metrics, self.services):
                 await listeners.close()

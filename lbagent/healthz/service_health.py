@@ -141,18 +141,18 @@ class ServiceHealthServers:
             server.endpoints = len(checks[name].addresses[family])
             await server.listeners.listen(wanted)
             problems |= {(name, place): why for place, why in server.listeners.problems.items()}
-        self._say(problems)
+        self._log_failure(problems)
 
-    def _say(self, problems: dict[tuple[ServiceName, L3n4Addr], str]) -> None:
+    def _log_failure(self, problems: dict[tuple[ServiceName, L3n4Addr], str]) -> None:
         for (name, address), why in problems.items():
             if self._problems.get((name, address)) != why:
                 fields = {"service": str(name), "address": str(address), "error": why}
                 log.warning("a health check node port could not be opened", extra=fields)
         for name in dict.fromkeys(name for name, _ in problems.keys() - self._problems.keys()):
-            self._tell(name, [f"{address}: {why}" for (each, address), why in problems.items() if each == name])
+            self._send_event(name, [f"{address}: {why}" for (each, address), why in problems.items() if each == name])
         self._problems = problems
 
-    def _tell(self, name: ServiceName, what: Sequence[str]) -> None:
+    def _send_event(self, name: ServiceName, what: Sequence[str]) -> None:
         text = f"the health check node port could not be opened at {'; '.join(what)}"
         for sink in self._events:
             sink(ObjectEvent("Service", str(name), NOT_OPENED, text, warning=True))

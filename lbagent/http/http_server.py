@@ -1,11 +1,11 @@
 """A small HTTP/1.1 server over asyncio streams, for the agent's socket and for metrics.
 
-Not aiohttp: measured here (python 3.11), `import aiohttp.web` adds 15 MiB of resident memory and 130 ms to an agent that has
-35 MiB with asyncio, msgspec, YAML and pyroute2 loaded and a budget of 60. What is needed is five routes for one local client.
+Not aiohttp: measured here (python 3.11), `import aiohttp.web` adds 15 MiB of resident memory and 130 ms to an agent that has 35
+MiB with asyncio, msgspec, YAML and pyroute2 loaded and a budget of 60. The need is five routes for one local client.
 
-Strict on purpose: request line and headers <= 16 KiB, bodies <= 1 MiB and only with Content-Length, 64 connections, a
-deadline on every read and write. Anything else is answered with its status and the connection is closed. A listener that
-any host may reach also bounds the connections of one client, and makes room for a new one (`Limits`).
+Strict on purpose: request line and headers <= 16 KiB, bodies <= 1 MiB and only with Content-Length, 64 connections, a deadline on
+every read and write. Any other request is answered with its status and the connection is closed. A listener that any host may
+reach also bounds the connections of one client, and makes room for a new one (`Limits`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONNECTIONS = 64
 HEAD_S = 5.0  # for the first byte of a new connection, and from a first byte to the end of the head
 IDLE_S = 60.0  # for the first byte of the next request
 READ_S = 10.0  # for the body of a request
-WRITE_S = 30.0  # for a piece of an answer to be taken
+WRITE_S = 30.0  # for the client to take a piece of an answer
 METHODS = frozenset(("GET", "PUT"))  # of the agent's socket
 
 
@@ -50,7 +50,7 @@ class Response(Struct, frozen=True):
     status: int
     body: bytes | Iterable[bytes]
     content_type: str = "application/json"
-    headers: tuple[tuple[str, str], ...] = ()  # beyond those that every answer has
+    headers: tuple[tuple[str, str], ...] = ()  # in addition to those of every answer
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -59,21 +59,21 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Limits(Struct, frozen=True):
     """How many connections a listener has at once. The defaults are for a socket that only root may open.
 
-    With `makes_room`, a connection too many takes the place of one that has no request under way: of the client that has most
-    connections, the one that has waited longest. Without it, and when all have one under way, the new one is answered with 503.
+    With `makes_room`, a new connection beyond the limit replaces one without a request in progress: of the client with most
+    connections, the one that has waited longest. Without it, and when all have one in progress, the new one is answered with 503.
     """
 
     connections: int = CONNECTIONS
     per_client: int = CONNECTIONS  # of one address
     makes_room: bool = False
-    answer_s: float | None = None  # for a whole answer to be taken
+    answer_s: float | None = None  # for the client to take a whole answer
 
 
 DEFAULT_LIMITS = Limits()
 
 
 class BadRequest(Exception):
-    """The bytes are no request we take; carries the status."""
+    """The bytes are not an accepted request; has the status."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
@@ -81,7 +81,7 @@ class BadRequest(Exception):
 
 
 class _Connection:
-    """A connection: its client's address, and since when it has had no request under way (None: it has one)."""
+    """A connection: its client's address, and the time since when it has no request in progress (None: it has one)."""
 
     def __init__(self, task: asyncio.Task[None], writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")
@@ -96,10 +96,10 @@ class HttpServer:
     def __init__(
         self, handler: Handler, limits: Limits = DEFAULT_LIMITS, methods: Collection[str] | None = METHODS
     ) -> None:
-        """`methods` None: any method is handed to the handler."""
+        """`methods` None: the handler gets any method."""
         self._handler, self._limits, self._methods = handler, limits, methods
         self._connections: set[_Connection] = set()
-        self._tasks: set[asyncio.Task[None]] = set()  # also of those that were turned away or gave up their place
+        self._tasks: set[asyncio.Task[None]] = set()  # also the rejected and replaced ones
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until it ends: the callback for asyncio.start_server and start_unix_server."""
@@ -113,9 +113,9 @@ class HttpServer:
             else:
                 await _send(writer, _plain(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections"), close=True)
         except TimeoutError:
-            writer.transport.abort()  # it would be kept until the client takes what it was sent
+            writer.transport.abort()  # it would be kept until the client has read its answer
         except (OSError, asyncio.IncompleteReadError):
-            pass  # the client went away: its loss
+            pass  # the client disconnected
         finally:
             self._connections.discard(connection)
             self._tasks.discard(task)
@@ -124,14 +124,14 @@ class HttpServer:
                 await writer.wait_closed()
 
     async def close(self) -> None:
-        """End the connections that are still open."""
+        """Close the connections that are still open."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _admit(self, new: _Connection) -> bool:
-        """Take a connection in, in place of another one where there are too many; return whether there is a place."""
+        """Add a connection, in place of another one where there are too many; return whether it is accepted."""
         limits, counts = self._limits, Counter(each.client for each in self._connections)
         full = len(self._connections) >= limits.connections
         if counts[new.client] >= limits.per_client or full:
@@ -169,9 +169,9 @@ class HttpServer:
 
 
 async def _read_head(reader: asyncio.StreamReader, begin_s: float) -> bytes:
-    """Return request line and headers; b'' when the client ends the connection before them.
+    """Return request line and headers; b'' when the client closes the connection before them.
 
-    It has `begin_s` seconds for the first byte and HEAD_S for the rest, however slowly the bytes come.
+    The client has `begin_s` seconds for the first byte and HEAD_S for the rest, however slowly the bytes come.
     """
     async with asyncio.timeout(begin_s):
         first = await reader.read(1)
@@ -219,7 +219,7 @@ def _plain(status: HTTPStatus, text: str) -> Response:
 
 
 async def _send(writer: asyncio.StreamWriter, response: Response, *, close: bool, with_body: bool = True) -> None:
-    """Write an answer, or (HEAD) its head alone; each piece must be taken within WRITE_S."""
+    """Write an answer, or (HEAD) its head alone; the client must take each piece within WRITE_S."""
     whole = isinstance(response.body, bytes)
     length = (
         f"Content-Length: {len(response.body)}" if isinstance(response.body, bytes) else "Transfer-Encoding: chunked"

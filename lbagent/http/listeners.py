@@ -1,4 +1,4 @@
-"""Keeps TCP ports open for one HttpServer. A port that cannot be had is a problem with a name; it is tried again by the caller."""
+"""Keeps TCP ports open for one HttpServer. A port that cannot be opened is a named problem; the caller retries."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
 
 BACKLOG = 32
+BIND_RETRY_DELAY_S = 5.0  # before the next try of a port that another process uses
 PUBLIC_LIMITS = Limits(per_client=8, makes_room=True, answer_s=30.0)  # any host that reaches the port may connect
 
 
 class Listeners:
-    """The addresses on which a handler is served. `problems` says which of them cannot be used, and why."""
+    """The addresses on which a handler is served. `problems` has those that cannot be used, with the reason."""
 
     def __init__(self, handler: Handler, limits: Limits = PUBLIC_LIMITS) -> None:
-        """Any method is handed to `handler`: kube-proxy's do not look at it, and balancers ask by HEAD and OPTIONS, too."""
+        """`handler` gets any method: kube-proxy's ports ignore it, and balancers also send HEAD and OPTIONS."""
         self._http = HttpServer(handler, limits, methods=None)
         self._servers: dict[L3n4Addr, asyncio.Server] = {}
         self.problems: dict[L3n4Addr, str] = {}
@@ -31,7 +32,7 @@ class Listeners:
             self._servers.pop(address).close()
 
     async def listen(self, wanted: Collection[L3n4Addr]) -> None:
-        """Listen on these addresses and no others; call it again for those that are in `problems`."""
+        """Listen on these addresses and no others; call it again for those in `problems`."""
         self.keep(wanted)
         self.problems.clear()
         for address in wanted:
@@ -40,13 +41,13 @@ class Listeners:
             try:
                 sock = tcp_socket(address)
             except OSError as error:
-                if error.errno != errno.EAFNOSUPPORT:  # a kernel without IPv6 has no client who asks by it
+                if error.errno != errno.EAFNOSUPPORT:  # a kernel without IPv6 has no IPv6 client
                     self.problems[address] = os.strerror(error.errno) if error.errno else str(error)
                 continue
             self._servers[address] = await asyncio.start_server(self._http.connected, sock=sock, limit=MAX_HEAD_BYTES)
 
     async def close(self) -> None:
-        """Close every port and end the connections."""
+        """Close every port and the connections."""
         for server in self._servers.values():
             server.close()
         self._servers.clear()
@@ -55,6 +56,6 @@ class Listeners:
 
 
 def tcp_socket(address: L3n4Addr) -> socket.socket:
-    """Return a listening socket; one of [::] takes no IPv4. Raises OSError."""
+    """Return a listening socket; [::] accepts no IPv4. Raises OSError."""
     family = socket.AF_INET6 if address.family is Family.IPV6 else socket.AF_INET
     return socket.create_server((address.ip, address.port), family=family, backlog=BACKLOG)

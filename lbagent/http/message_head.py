@@ -1,6 +1,6 @@
 """Heads of HTTP/1.1 messages: the first line and the fields (RFC 9112, 2 to 6). Bytes in, records out.
 
-Sockets, and how many bytes and seconds a head may take, are the caller's: each reads from another kind of peer.
+The caller owns the sockets and the limits of a head in bytes and seconds: callers have different kinds of peers.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-MAX_LENGTH_DIGITS = 11  # of a Content-Length: 100 GB are more than anyone here takes
+MAX_LENGTH_DIGITS = 11  # digits of a Content-Length: no body of 100 GB is accepted
 VERSIONS = ("1.0", "1.1")
 _STATUS_LINE = re.compile(rb"HTTP/(1\.\d) (\d{3})(?: [^\r\n]*)?")
 _NO_TEXT = re.compile(r"[\0\r\n]")
 
 
 class MalformedHead(ValueError):
-    """The bytes are no head of HTTP/1.1."""
+    """The bytes are not a head of HTTP/1.1."""
 
 
 class RequestLine(NamedTuple):
-    """`GET /v1/status HTTP/1.1`, as it was written."""
+    """`GET /v1/status HTTP/1.1`, unchanged."""
 
     method: str
     target: str
@@ -57,7 +57,7 @@ def parse_status_line(line: bytes) -> StatusLine:
 def parse_fields(lines: Iterable[bytes], *, strict: bool = True) -> Fields:
     """Return the fields up to an empty line; values of one name are joined by commas. Raises MalformedHead.
 
-    Without `strict` a line that is no field is left out: many servers in small devices write some.
+    Without `strict` a malformed line is skipped: many small devices send some.
     """
     out: dict[str, str] = {}
     for line in lines:
@@ -73,7 +73,7 @@ def parse_fields(lines: Iterable[bytes], *, strict: bool = True) -> Fields:
 
 
 def content_length(fields: Fields) -> int | None:
-    """Return the length of the body that follows; None where the fields give none. Raises MalformedHead."""
+    """Return the length of the body that follows; None where the fields have none. Raises MalformedHead."""
     text = fields.get("content-length")
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Sockets of the calling thread's network namespace: its cookie, UDP and TCP sockets by theirs (netlink, sock_diag).
+"""Sockets of the calling thread's network namespace: the cookie of the namespace, UDP and TCP sockets (netlink, sock_diag).
 
 Source: include/uapi/linux/{inet_diag,sock_diag}.h; the kernel's udp_diag (behaviour).
 """
@@ -11,11 +11,13 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lbagent.mapped_address import unmapped
+
 _NETLINK_SOCK_DIAG = 4
 _BY_FAMILY, _DESTROY = 20, 21  # nlmsg_type
 _ERROR, _DONE = 2, 3
 _REQUEST, _ACK, _DUMP = 1, 4, 0x300
-_ESTABLISHED = 1  # the state of a connected UDP socket, too
+_ESTABLISHED = 1  # also the state of a connected UDP socket
 _SYN_SENT, _LISTEN = 2, 10
 _ANY_STATE = 0xFFFFFFFF
 _HEADER = 16  # bytes of nlmsghdr
@@ -23,7 +25,6 @@ _ID_AT, _ID_BYTES = 4, 48  # struct inet_diag_sockid in struct inet_diag_msg
 _COOKIE_AT = 40  # in it
 _MESSAGE_BYTES = 72  # struct inet_diag_msg
 _ATTRIBUTE_V6ONLY = 11  # INET_DIAG_SKV6ONLY
-_MAPPED = bytes(10) + b"\xff\xff"  # ::ffff:0:0/96
 _TIMEOUT_S = 2.0
 _SO_NETNS_COOKIE = 71  # Linux 5.14
 _GONE = (errno.ENOENT, errno.ESTALE)  # it was closed meanwhile
@@ -31,7 +32,7 @@ _GONE = (errno.ENOENT, errno.ESTALE)  # it was closed meanwhile
 
 @dataclass(frozen=True)
 class ConnectedSocket:
-    """One socket. `ident` is how the kernel names it (struct inet_diag_sockid)."""
+    """One socket. `ident` is the kernel's identifier (struct inet_diag_sockid)."""
 
     family: int
     ident: bytes
@@ -40,13 +41,13 @@ class ConnectedSocket:
 
     @property
     def cookie(self) -> int:
-        """The socket's cookie, as programs get it."""
+        """The socket's cookie, as programs read it."""
         low, high = struct.unpack_from("=II", self.ident, _COOKIE_AT)
         return int(low | high << 32)
 
     @property
     def local(self) -> tuple[bytes, int]:
-        """Its own address, packed, and port; IPv4 where an IPv6 socket uses it."""
+        """Its own address, packed, and port; IPv4 if an IPv6 socket uses it."""
         return self._address(4), int.from_bytes(self.ident[:2], "big")
 
     @property
@@ -57,12 +58,11 @@ class ConnectedSocket:
     def _address(self, at: int) -> bytes:
         if self.family == socket.AF_INET:
             return self.ident[at : at + 4]
-        address = self.ident[at : at + 16]
-        return address[12:] if address.startswith(_MAPPED) else address
+        return unmapped(self.ident[at : at + 16])
 
 
 def netns_cookie() -> int:
-    """Return the number by which programs know the network namespace of the calling thread. Raises OSError before Linux 5.14."""
+    """Return the cookie of the calling thread's network namespace, as programs read it. Raises OSError before Linux 5.14."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         return int(struct.unpack("=Q", sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8))[0])
 
@@ -73,7 +73,7 @@ def connected_udp_sockets() -> list[ConnectedSocket]:
 
 
 def tcp_connections_to(port: int) -> list[ConnectedSocket]:
-    """Return the TCP sockets that are connected, or connecting, to a port (host order) of any address. Raises OSError."""
+    """Return the TCP sockets connected, or connecting, to a port (host order) of any address. Raises OSError."""
     return _sockets(socket.IPPROTO_TCP, 1 << _ESTABLISHED | 1 << _SYN_SENT, peer_port=port)
 
 
@@ -107,7 +107,7 @@ def _is_v6only(attributes: bytes) -> bool:
 
 
 def destroy(found: ConnectedSocket) -> bool:
-    """End a socket: its process gets ECONNABORTED. Return False when it is closed already.
+    """Destroy a socket: its process gets ECONNABORTED. Return False when it is closed already.
 
     Raises OSError (EOPNOTSUPP: a kernel without CONFIG_INET_DIAG_DESTROY; EPERM).
     """

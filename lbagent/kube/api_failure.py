@@ -29,10 +29,8 @@ class ApiFailure(Struct, frozen=True):
     @property
     def message(self) -> Message:
         """The failure by itself."""
-        subject = f"{self.verb} {self.resource.name}"
-        if self.resource.optional:
-            return Message(self.text, not_read(self.resource), subject=subject, warning=True)
-        return Message(self.text, _kept([self]), subject=subject)
+        kept = not_read(self.resource) if self.resource.optional else _kept([self])
+        return Message(self.text, kept, kind=self.verb, key=self.resource.name, warning=self.resource.optional)
 
 
 def failure_message(failures: Iterable[ApiFailure]) -> Message | None:

@@ -16,7 +16,7 @@ from typing import Any
 from lbagent.decoding_errors import DECODING_ERRORS
 from lbagent.errors import LbError
 
-MAX_QUOTED = 300  # characters of what the command said
+MAX_QUOTED = 300  # characters of the command's error output
 
 
 async def run(arguments: Sequence[str], environment: Mapping[str, str], api_version: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Events about objects of the API. They are a courtesy: few, never waited for, and no failure of theirs reaches anything else.
+"""Writes Events about objects of the API: few, in the background, and best effort.
 
 Source: events of core/v1; the limits are of the kind of client-go's (a burst, then a trickle).
 """
@@ -26,12 +26,15 @@ from lbagent.objects.object_event import ObjectEvent
 log = logging.getLogger(__name__)
 BURST, REFILL_S = 25, 10.0  # so many at once, then one each so many seconds
 MAX_WAITING = 100  # what comes beyond is left out
-MAX_TRIES, RETRY_S = 3, 5.0  # when the server does not answer
+MAX_TRIES, EVENT_RETRY_DELAY_S = 3, 5.0  # when the server does not answer
 SILENCE_S = 10.0
 MAX_TEXT = 1024  # characters of a message that the API takes
 NODE_NAMESPACE = "default"  # where Events about objects without a namespace are
 COMPONENT = "lbagent"
-LOOK_S, LOOKS = 0.025, 4  # after each Event, until what Events are about is no more under way: 0.1 s at most
+BUSY_POLL_INTERVAL_S, MAX_BUSY_POLLS = (
+    0.025,
+    4,
+)  # after each Event, while the work that Events report goes on: 0.1 s at most
 MAX_COUNTED = 20_000  # Events whose number of times is known
 NAME_HASH_BYTES = 8
 
@@ -64,7 +67,7 @@ class EventWriter:
     """Writes what it is given, in order, from a queue.
 
     With `counts`, the same sentence about the same object is one Event with a number of times, also over a restart. While
-    `is_busy` says that what Events are about is under way they come one by one, so that the server has time for that.
+    `is_busy` returns true they are written one by one, so that the server has time for the work that they report.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class EventWriter:
         self._waiting: deque[tuple[ObjectEvent, str]] = deque()  # with its time
         self._came = asyncio.Event()
         self._credit, self._credited = float(self._limits.burst), clock()
-        self._said: set[int] = set()  # statuses of failures that were logged
+        self._logged: set[int] = set()  # statuses of failures that were logged
         self.left_out = 0
 
     def write(self, event: ObjectEvent) -> None:
@@ -113,10 +116,10 @@ class EventWriter:
 
     async def _let_work_go_first(self) -> None:
         """Wait a moment while there is work; not when so many Events wait that some would be left out."""
-        looks = LOOKS if len(self._waiting) <= self._limits.waiting / 2 else 0
-        while looks and self._is_busy():
-            looks -= 1
-            await asyncio.sleep(LOOK_S)
+        polls = MAX_BUSY_POLLS if len(self._waiting) <= self._limits.waiting / 2 else 0
+        while polls and self._is_busy():
+            polls -= 1
+            await asyncio.sleep(BUSY_POLL_INTERVAL_S)
 
     def _pause(self) -> float:
         """Take credit for one event; return the seconds until it is there."""
@@ -131,23 +134,23 @@ class EventWriter:
             try:
                 await self._write(event, at)
             except ApiError as error:
-                self._say(error.status, error)
+                self._log_failure(error.status, error)
                 if error.status < HTTPStatus.INTERNAL_SERVER_ERROR and error.status != HTTPStatus.TOO_MANY_REQUESTS:
                     return
-                await asyncio.sleep(max(RETRY_S, error.retry_after_s))
+                await asyncio.sleep(max(EVENT_RETRY_DELAY_S, error.retry_after_s))
             except LbError as error:
-                self._say(0, error)
-                await asyncio.sleep(RETRY_S)
+                self._log_failure(0, error)
+                await asyncio.sleep(EVENT_RETRY_DELAY_S)
             except Exception as error:  # noqa: BLE001 - no Event is worth a sync loop that ends
-                self._say(-1, error)
+                self._log_failure(-1, error)
                 return
             else:
-                self._said.clear()
+                self._logged.clear()
                 return
 
-    def _say(self, status: int, error: Exception) -> None:
-        if status not in self._said:
-            self._said.add(status)
+    def _log_failure(self, status: int, error: Exception) -> None:
+        if status not in self._logged:
+            self._logged.add(status)
             log.warning("an Event was not written (create events)", extra={"error": str(error)})
 
     async def _write(self, event: ObjectEvent, at: str) -> None:
@@ -163,10 +166,10 @@ class EventWriter:
         await self._client.post(path, body, silence_s=SILENCE_S)
 
     async def _count(self, path: str, body: dict[str, Any]) -> None:
-        """Write an Event under a name that follows from what it says, or one more time of it."""
+        """Write an Event under a name that follows from its contents, or raise its count."""
         about = body["involvedObject"]
-        said = (about["uid"], body["type"], body["reason"], body["message"], self._component)
-        digest = hashlib.blake2b("\0".join(said).encode(), digest_size=NAME_HASH_BYTES).hexdigest()
+        identity = (about["uid"], body["type"], body["reason"], body["message"], self._component)
+        digest = hashlib.blake2b("\0".join(identity).encode(), digest_size=NAME_HASH_BYTES).hexdigest()
         name = f"{about['name'][:200]}.{digest}"
         body["metadata"] = {"name": name, "namespace": body["metadata"]["namespace"]}
         if len(self._times) > MAX_COUNTED:

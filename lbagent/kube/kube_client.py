@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from lbagent import bare_packages
+from lbagent import partial_imports
 from lbagent.decoding_errors import DECODING_ERRORS
 from lbagent.errors import LbError
 from lbagent.kernel.private_folder import make_private
@@ -48,20 +48,41 @@ class ServerUnreachable(LbError):
 
 
 class ApiError(LbError):
-    """The server answered, but not with what was asked for. `retry_after_s` is 0 when it names no time."""
+    """The server answered with an error. `retry_after_s` is 0 when it names no time.
 
-    def __init__(self, status: int, message: str = "", retry_after_s: float = 0.0) -> None:
+    `causes` are the words of metav1.StatusCause, such as ResourceVersionTooLarge.
+    """
+
+    def __init__(
+        self, status: int, message: str = "", retry_after_s: float = 0.0, causes: frozenset[str] = frozenset()
+    ) -> None:
         known = {each.value: each.phrase for each in HTTPStatus}
         super().__init__(f"{status} {known.get(status, '')}".strip() + (f": {message}" if message else ""))
         self.status = status
         self.retry_after_s = min(retry_after_s, MAX_RETRY_AFTER_S)
+        self.causes = causes
 
 
-class _Status(Struct):
+class _Cause(Struct, gc=False):
+    reason: str = ""
+
+
+class _Details(Struct, gc=False):
+    causes: list[_Cause] | None = None
+
+
+class Status(Struct, gc=False):
     """metav1.Status."""
 
     kind: str = ""
+    code: int = 0
     message: str = ""
+    details: _Details | None = None
+
+    @property
+    def causes(self) -> frozenset[str]:
+        """Why the request failed, as words."""
+        return frozenset(each.reason for each in (self.details and self.details.causes) or ())
 
 
 class Answer:
@@ -115,7 +136,7 @@ class _Connection:
 
 
 class KubeClient:
-    """Asks the server of the settings. When it refused or was silent, credentials are read again and sockets opened anew."""
+    """Sends requests to the server of the settings. After a refusal or silence it reads the credentials again and reconnects."""
 
     def __init__(self, settings: KubeSettings, contact: ServerContact | None = None) -> None:
         """`contact` is shared with other clients of the same server."""
@@ -127,7 +148,7 @@ class KubeClient:
 
     @asynccontextmanager
     async def get(self, path: str, query: Mapping[str, str], *, silence_s: float) -> AsyncIterator[Answer]:
-        """Open a GET. A server that says nothing for `silence_s` counts as gone, also while the body is read.
+        """Open a GET. A server without data for `silence_s` counts as gone, also while the body is read.
 
         Raises ServerUnreachable, and ApiError for a status of 400 or above.
         """
@@ -247,13 +268,13 @@ class KubeClient:
 
 
 async def _open(settings: KubeSettings) -> Any:
-    """Read the credentials and return an ApiClient. Raises what `_as_unreachable` knows."""
+    """Read the credentials and return an ApiClient. Raises what `_as_unreachable` maps."""
     try:
         async with asyncio.timeout(CREDENTIALS_S):
             return await _new_client(settings)
     except TimeoutError:
         raise ServerUnreachable(f"no credentials within {CREDENTIALS_S:g} s") from None
-    except Exception as error:  # noqa: BLE001 - the package uses a file before it looks at it: any exception may come
+    except Exception as error:  # noqa: BLE001 - the package uses a file before it checks it: any exception may come
         raise ServerUnreachable(f"the credentials cannot be used: {' '.join(str(error).split())}") from None
 
 
@@ -305,8 +326,8 @@ _UNUSED: Mapping[str, Mapping[str, object]] = {
 
 
 def _load_package() -> tuple[Any, Any]:
-    bare_packages.put_in_place("kubernetes", "kubernetes.aio")
-    with bare_packages.stand_ins(_UNUSED):
+    partial_imports.put_in_place("kubernetes", "kubernetes.aio")
+    with partial_imports.stand_ins(_UNUSED):
         from kubernetes.aio import client, config
         from kubernetes.aio.config import exec_provider, kube_config
 
@@ -338,7 +359,7 @@ def _as_unreachable() -> Iterator[None]:
 
 
 def _probe_when_idle(raw: Any) -> None:
-    """Let the kernel find out whether the other host is still there: a watch may say nothing for a minute."""
+    """Enable TCP keepalive: a watch may be without data for a minute."""
     connection = raw.connection  # None: the answer is whole
     own = connection.transport.get_extra_info("socket") if connection and connection.transport else None
     if own is not None:
@@ -355,9 +376,9 @@ def _clock_hint(error: Exception) -> str:
 
 
 def _api_error(raw: Any, body: bytes) -> ApiError:
-    status = _Status()
+    status = Status()
     with suppress(*DECODING_ERRORS):
-        status = msgspec.json.decode(body, type=_Status)
+        status = msgspec.json.decode(body, type=Status)
     after = raw.headers.get("Retry-After", "")
     message = status.message if status.kind == "Status" else ""
-    return ApiError(raw.status, message, float(after) if after.isdecimal() else 0.0)
+    return ApiError(raw.status, message, float(after) if after.isdecimal() else 0.0, status.causes)

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from lbagent.errors import ConfigError
 from lbagent.kernel.regular_file import read_regular
-from lbagent.wrong_value import wrong_type
+from lbagent.value_errors import wrong_type
 
 TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a folder
 SERVER_VARIABLES = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
@@ -21,18 +21,18 @@ class KubeTiming(Struct, frozen=True, kw_only=True):
 
     first_pause_s: float = 0.8
     max_pause_s: float = 30.0
-    healthy_s: float = 60.0  # after so long without a failure, pauses begin anew
-    silence_s: float = 150.0  # a watch that says nothing for so long is dead
+    healthy_s: float = 60.0  # after so long without a failure, pauses restart at the first
+    silence_s: float = 150.0  # a watch without data for so long counts as dead
     list_silence_s: float = 60.0  # the same of a list
-    alive_s: float = 1.0  # a watch that has lived so long without a word is no failure
+    alive_s: float = 1.0  # a watch that lasts so long is no failure, even without data
     standing_s: float = 10.0  # a failure that lasts so long is shown
-    first_list_s: float = 10.0  # an agent that goes on from its maps waits so long for the first lists
+    first_list_s: float = 10.0  # an agent that continues from its maps waits so long for the first lists
     optional_s: float = 10.0  # what not every server has is waited for so long after all else was listed
     wake_spread_s: float = (
         3.0  # reflectors of all nodes whose pauses end by another request's success begin within this time
     )
-    watch_s: tuple[int, int] = (300, 600)  # a watch is asked to end by itself in this range
-    absent_s: float = 300.0  # a resource that is not installed is asked for again
+    watch_s: tuple[int, int] = (300, 600)  # the requested length of a watch is in this range
+    absent_s: float = 300.0  # until a resource that is not installed is requested again
     page: int = 500
 
 
@@ -50,7 +50,7 @@ class KubeSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def server_place(self) -> str:
-        """Where the API server of a Pod is and who says so, in brackets; '' with a kubeconfig.
+        """Where the API server of a Pod is and what names it, in brackets; '' with a kubeconfig.
 
         It is a Service unless it was overridden, and before the first agent is ready no program may serve that.
         """
@@ -199,6 +199,6 @@ def check_in_cluster() -> None:
         try:
             is_empty = not read_regular(path, 1)
         except OSError as error:
-            raise ConfigError(f"--in-cluster: {path}: {error.strerror}; has the Pod a service account?") from None
+            raise ConfigError(f"--in-cluster: {path}: {error.strerror}; is a service account token mounted?") from None
         if is_empty:
             raise ConfigError(f"--in-cluster: {path} is empty")

@@ -1,4 +1,4 @@
-"""Leases of coordination.k8s.io: what one says, how it is read, written and kept. Who may write one is its users' affair."""
+"""Leases of coordination.k8s.io: records, reading, writing, and a cache. Its users decide who may write one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LeaseSpec(Struct, rename="camel", omit_defaults=True, frozen=True):
     lease_transitions: int | None = None
 
     def held_by(self, holder: str, duration_s: float) -> LeaseSpec:
-        """Return it as its holder writes it now: a renewal, or the next holder's first word."""
+        """Return it as its holder writes it now: a renewal, or the first write of the next holder."""
         now, is_same = now_text(), self.holder_identity == holder
         return LeaseSpec(
             holder_identity=holder,

@@ -32,7 +32,7 @@ class UnreadableAnswer(LbError):
 
 
 class ObjectMeta(Struct, gc=False):
-    """What is needed of metav1.ObjectMeta to know which object this is, and when."""
+    """The fields of metav1.ObjectMeta that identify an object and its version."""
 
     name: str = ""
     namespace: str = ""
@@ -55,7 +55,7 @@ _HEAD = msgspec.json.Decoder(_Head)
 class CachedObject(Struct, frozen=True, gc=False):
     """An object at a version; `obj` is None when nothing of it can be used. `kept` are parts that are older, by field.
 
-    `triggered_at` is when what it tells of happened: seconds since 1970, 0 = unknown.
+    `triggered_at` is when its event happened: seconds since 1970, 0 = unknown.
     """
 
     version: str
@@ -96,7 +96,7 @@ class ObjectCache:
     def __init__(
         self, resource: Resource, generation: Callable[[], int] = lambda: 0, refine: Refine = _for_all_nodes
     ) -> None:
-        """`generation` tells the number of the next batch of changes, for messages about what is kept of an object.
+        """`generation` returns the number of the next batch of changes, for messages about what is kept of an object.
 
         `refine` makes what is kept of a decoded object and its JSON.
         """
@@ -200,7 +200,7 @@ class ObjectCache:
         self._tombstones.clear()
 
     def forget_tombstones(self) -> None:
-        """Forget what was deleted: the server says that nothing older than now comes any more."""
+        """Forget what was deleted: the server sends nothing older than now any more."""
         self._tombstones.clear()
 
     def _decode(self, raw: msgspec.Raw | bytes, meta: ObjectMeta, known: CachedObject | None) -> CachedObject:
@@ -231,7 +231,7 @@ def _with_known_endpoints(new: EndpointSlice, old: EndpointSlice) -> EndpointSli
 
 
 def _triggered_at(meta: ObjectMeta) -> float:
-    """Return what an EndpointSlice says of when its endpoints changed; 0 for what is no time."""
+    """Return when the endpoints of an EndpointSlice changed, by its annotation; 0 for what is no time."""
     if not meta.annotations or (text := meta.annotations.get(TRIGGER_TIME)) is None:
         return 0.0
     try:

@@ -1,4 +1,4 @@
-"""Lists one resource and watches it, for ever. Source: client-go's reflector (behaviour).
+"""Lists one resource and watches it, until cancelled. Source: client-go's reflector (behaviour).
 
 The list comes as a stream of events where the server offers that (WatchList), else in pages. What a watch missed (410) is
 found by a new list, which is compared with the objects that are there: they stay in force meanwhile.
@@ -14,28 +14,29 @@ from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 
 import msgspec
+from msgspec import Struct
 
+from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
 from lbagent.kube.api_failure import ApiFailure
-from lbagent.kube.kube_client import Answer, ApiError, KubeClient, ServerUnreachable
+from lbagent.kube.kube_client import Answer, ApiError, KubeClient, ServerUnreachable, Status
 from lbagent.kube.kube_settings import KubeTiming
-from lbagent.kube.list_and_watch import ListPage, WatchEvent, error_of, events_of, page_of
 from lbagent.kube.object_cache import Draft, ObjectCache, UnreadableAnswer, is_older, metadata_of
-from lbagent.kube.request_pauses import Backoff
 from lbagent.kube.resources import Resource
 from lbagent.kube.server_history import ServerHistory
 from lbagent.objects.records import ObjectChange
 
 log = logging.getLogger(__name__)
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
-TOO_LARGE = "Too large resource version"  # the server is behind what it said before
-AT_ONCE = 100  # objects decoded in one go
-MOST_ABSENT = 5  # times that a resource is not there before its objects are gone
+# The server is behind a version that it sent. Servers before 1.19 name no cause. Source: client-go, isTooLargeResourceVersionError.
+TOO_LARGE, TOO_LARGE_TEXT = "ResourceVersionTooLarge", "Too large resource version"
+DECODE_BATCH = 100  # objects decoded in one go
+MAX_NOT_FOUND_ANSWERS = 5  # 404 answers in a row until the objects of a resource count as deleted
 NO_WATCH_LIST = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 class OtherServer(Exception):
-    """Another server answers than the one whose objects and versions are known."""
+    """The server that answers is not the one whose objects and versions the cache holds."""
 
 
 class _ListenerFailed(Exception):
@@ -44,6 +45,29 @@ class _ListenerFailed(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class Backoff:
+    """Pauses that double, each with jitter; after a healthy time they restart at the first."""
+
+    def __init__(self, timing: KubeTiming, rng: Callable[[], float] = random.random) -> None:
+        self._timing, self._rng = timing, rng
+        self._delay_s = timing.first_pause_s
+        self._resumed = -timing.healthy_s  # when the last pause ended, monotonic seconds
+
+    def pause(self, *, is_failure: bool = True) -> float:
+        """Return the seconds to wait. What is no failure (a watch that ends, a version that expired) waits only when it recurs."""
+        now, first = time.monotonic(), self._timing.first_pause_s
+        is_healthy = now - self._resumed >= self._timing.healthy_s
+        if is_healthy:
+            self._delay_s = first
+        if is_healthy and not is_failure:
+            self._resumed = now
+            return 0.0
+        seconds = min(self._delay_s * (1 + self._rng()), self._timing.max_pause_s)
+        self._delay_s = min(self._delay_s * 2, self._timing.max_pause_s)
+        self._resumed = now + seconds
+        return seconds
 
 
 class Reflector:
@@ -77,7 +101,7 @@ class Reflector:
         self._is_doubtful = False  # a watch broke off: the server that answers next may be another one
         self._streams_lists = True
         self._verb = "list"
-        self._heard = 0.0  # when the watch said something last, monotonic seconds
+        self._received_at = 0.0  # when the watch sent data last, monotonic seconds
         self._absent = 0  # times in a row that the resource was not there
         self._failing_since = 0.0
 
@@ -117,7 +141,7 @@ class Reflector:
             self._is_doubtful = self._may_wake = True
             self._fail(0, f"the API server does not answer: {error}")
         except ApiError as error:
-            if error.status == HTTPStatus.GONE or TOO_LARGE in str(error):
+            if error.status == HTTPStatus.GONE or is_version_too_large(error):
                 self._version = ""
                 return self._backoff.pause(is_failure=False)
             if self.resource.optional and error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
@@ -154,7 +178,7 @@ class Reflector:
             await self._watch()
 
     async def _compare_versions(self) -> None:
-        """Ask for a list if the server has not come as far as what is known: a watch from there would hear nothing until it has."""
+        """Require a list if the server is behind the cache: a watch from there would get no events until it has caught up."""
         self._verb = "list"
         page = await self._get_page(self.resource.query | {"limit": "1"})
         if is_older(page.metadata.resourceVersion, self._version):
@@ -180,7 +204,7 @@ class Reflector:
     # --- a list, in pages ---
 
     async def _list(self) -> None:
-        """List everything, as it is now. Pages that expired in between begin anew as one."""
+        """List everything, as it is now. When pages expire in between, it lists again as one page."""
         self._verb = "list"
         draft: Draft = {}
         limit, token = {"limit": str(self._timing.page)}, ""
@@ -194,8 +218,8 @@ class Reflector:
                 draft, limit, token = {}, {}, ""
                 continue
             items = page.items or []
-            for at in range(0, len(items), AT_ONCE):
-                for raw in items[at : at + AT_ONCE]:
+            for at in range(0, len(items), DECODE_BATCH):
+                for raw in items[at : at + DECODE_BATCH]:
                     self.cache.add_to(draft, raw)
                 await asyncio.sleep(0)
             token = page.metadata.continue_
@@ -210,7 +234,7 @@ class Reflector:
         return page_of(body)
 
     def _accept(self, draft: Draft, version: str) -> None:
-        """Take over a whole list. One that is older than what was seen before is asked for again, once."""
+        """Take over a whole list. One that is older than an earlier one is requested again, once."""
         if is_older(version, self._newest) and not self._is_behind:
             self._is_behind = True
             raise UnreadableAnswer("the list is older than what the server gave before")
@@ -224,7 +248,7 @@ class Reflector:
     # --- a watch ---
 
     async def _watch(self) -> None:
-        """Follow events until the server ends it. Without a version the events of a whole list come first."""
+        """Follow events until the server ends the watch. Without a version the events of a whole list come first."""
         self._verb = "watch"
         draft: Draft | None = None if self._version else {}
         asked_s = random.randint(*self._timing.watch_s)
@@ -234,13 +258,13 @@ class Reflector:
             if draft is None
             else {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         )
-        self._heard = opened = time.monotonic()
+        self._received_at = opened = time.monotonic()
         try:
             async with self._client.get(self.resource.path, query, silence_s=self._timing.silence_s) as answer:
                 await self._check_server()
                 draft = await self._take_all(answer, draft)
         except ServerUnreachable:
-            if self._heard == opened and time.monotonic() - opened >= self._timing.silence_s:
+            if self._received_at == opened and time.monotonic() - opened >= self._timing.silence_s:
                 # Not even a bookmark: it may wait for a version that a server restored from a backup has not reached.
                 self._version = ""
             raise
@@ -249,14 +273,14 @@ class Reflector:
             raise ServerUnreachable("the connection ended in the middle of a list")
 
     async def _take_all(self, answer: Answer, draft: Draft | None) -> Draft | None:
-        """Take all that a watch says until it ends; return the list that is not whole then."""
+        """Take all events of a watch until it ends; return the list that is not whole then."""
         is_listed = draft is None
         lives = asyncio.get_running_loop().call_later(self._timing.alive_s, self._succeed) if is_listed else None
         try:
             async for lines in answer.lines():
-                self._heard = time.monotonic()
-                for at in range(0, len(lines), AT_ONCE):
-                    draft = self._take(events_of(lines[at : at + AT_ONCE]), draft)
+                self._received_at = time.monotonic()
+                for at in range(0, len(lines), DECODE_BATCH):
+                    draft = self._take(events_of(lines[at : at + DECODE_BATCH]), draft)
                     await asyncio.sleep(0)
                 lines.clear()  # no watch holds what it has read while it waits
         finally:
@@ -328,9 +352,9 @@ class Reflector:
     # --- what stands in the way ---
 
     def _take_absence(self, error: ApiError) -> float:
-        """Take it that an optional resource is not installed, or not for this user: it is asked for again, rarely."""
+        """Take it that an optional resource is not installed, or not for this user: it is requested again, rarely."""
         self._absent += 1
-        if len(self.cache) and self._absent < MOST_ABSENT:
+        if len(self.cache) and self._absent < MAX_NOT_FOUND_ANSWERS:
             self._fail(error.status, _sentence(error))
             return self._backoff.pause()
         self._version = ""
@@ -345,7 +369,7 @@ class Reflector:
     def _fail(self, status: int | None, text: str) -> None:
         """Note a failure: at once when it needs the operator or nothing is known yet, else when it lasts.
 
-        429 is no failure but a wish for time: so answers a server that starts, or whose CustomResourceDefinition is new.
+        429 is no failure: a server that starts answers so, or one with a new CustomResourceDefinition.
         """
         now = time.monotonic()
         is_first = not self._failing_since
@@ -380,3 +404,62 @@ def _sentence(error: ApiError) -> str:
 
 
 _CODES = frozenset(each.value for each in HTTPStatus)
+
+
+def is_version_too_large(error: ApiError) -> bool:
+    """Return whether a request failed because the server is behind the version that it asked for."""
+    return TOO_LARGE in error.causes or TOO_LARGE_TEXT in str(error)
+
+
+class _ListMeta(Struct, gc=False):
+    resourceVersion: str = ""  # noqa: N815 - Kubernetes' spelling
+    continue_: str = msgspec.field(name="continue", default="")
+
+
+class ListPage(Struct, gc=False):
+    """A page of a list: some objects, undecoded; `metadata.continue_` is '' in the last one."""
+
+    kind: str
+    metadata: _ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+class WatchEvent(Struct, gc=False):
+    """An event of a watch: ADDED, MODIFIED, DELETED, BOOKMARK or ERROR, and its object."""
+
+    type: str
+    object: msgspec.Raw
+
+
+_PAGE = msgspec.json.Decoder(ListPage)
+_EVENT = msgspec.json.Decoder(WatchEvent)
+_STATUS = msgspec.json.Decoder(Status)
+
+
+def page_of(body: bytes) -> ListPage:
+    """Return a page of a list. Raises UnreadableAnswer for anything else that came with status 200."""
+    try:
+        page = _PAGE.decode(body)
+    except DECODING_ERRORS as error:
+        raise UnreadableAnswer(f"the list cannot be read: {decoding_problem(error)}") from None
+    if not page.kind.endswith("List") or not page.metadata.resourceVersion:
+        raise UnreadableAnswer(f"not a list with a resourceVersion but a {page.kind}")
+    return page
+
+
+def error_of(raw: msgspec.Raw) -> ApiError:
+    """Return the error that an ERROR event holds. Raises UnreadableAnswer."""
+    try:
+        status = _STATUS.decode(raw)
+    except DECODING_ERRORS as error:
+        raise UnreadableAnswer(f"an error event cannot be read: {decoding_problem(error)}") from None
+    return ApiError(status.code, status.message, causes=status.causes)
+
+
+def events_of(lines: Sequence[bytes]) -> Iterator[WatchEvent]:
+    """Iterate over the events of a watch, one in each line. Raises UnreadableAnswer."""
+    for line in lines:
+        try:
+            yield _EVENT.decode(line)
+        except DECODING_ERRORS as error:
+            raise UnreadableAnswer(f"an event cannot be read: {decoding_problem(error)}") from None

@@ -29,11 +29,11 @@ class Resource(NamedTuple):
 
 
 NODES = "/api/v1/nodes"
-_PLURALS = {"Service": "services", "Pod": "pods"}  # kinds of core/v1 with a namespace that are asked for one at a time
+_PLURALS = {"Service": "services", "Pod": "pods"}  # kinds of core/v1 with a namespace, of which single objects are read
 
 
 def collection_of(kind: str, namespace: str) -> str:
-    """Return where the objects of a kind are in a namespace; '' for a kind that is not asked for so."""
+    """Return where the objects of a kind are in a namespace; '' for any other kind."""
     return f"/api/v1/namespaces/{namespace}/{_PLURALS[kind]}" if kind in _PLURALS and namespace else ""
 
 

@@ -1,4 +1,4 @@
-"""Tells the reflectors of a process that the API server answers again: any request that succeeds ends their pauses.
+"""Ends the pauses of the reflectors of a process when the API server answers again: any request that succeeds does it.
 
 The renewal of a Lease is sent every few seconds, a reflector pauses up to 30 s after an outage.
 """

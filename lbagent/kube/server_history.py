@@ -1,6 +1,6 @@
 """Which API server answers. Versions of objects belong to one etcd, and behind the same address another one may answer later.
 
-The uid of the namespace kube-system tells them apart: it is made once, with the cluster, and a backup that is restored keeps it.
+The uid of the namespace kube-system identifies a server: it is made once, with the cluster, and a backup that is restored keeps it.
 """
 
 from __future__ import annotations

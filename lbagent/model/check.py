@@ -1,6 +1,6 @@
-"""Checks: a question about the node or the agent, the sentence for what is wrong, and what to do about it. Records only.
+"""Checks of the node and the agent, each with the sentence for a problem and its remedy. Records only.
 
-`lbagent doctor` runs checks before the agent starts; the agent runs them every few seconds and shows what they find as conditions.
+`lbagent doctor` runs checks before the agent starts; the agent runs them every few seconds and shows their results as conditions.
 A package below lbagent/checks/ may offer checks, so the records are here; the table is checks/table.py.
 """
 
@@ -12,21 +12,21 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-C = TypeVar("C")  # what the check looks at
+C = TypeVar("C")  # what the check reads
 
 
 class Severity(StrEnum):
-    """Whose a condition is. The words are those of `status -o json` and of the metric `lbagent_conditions`: never rename one."""
+    """The owner of a condition. Words of `status -o json` and of the metric `lbagent_conditions`: never rename one."""
 
-    DEGRADED = "degraded"  # of objects that anyone may write: a dead endpoint, a refused field; the node does its work
-    FAULT = "fault"  # of the node, the agent or what it depends on: an operator has to look
+    DEGRADED = "degraded"  # of objects that users write: a dead endpoint, a refused field; the node does its work
+    FAULT = "fault"  # of the node, the agent or its dependencies: the operator has to act
 
 
 class Level(StrEnum):
-    """How much a finding matters before the start. The words are those of `doctor -o json`: never rename one."""
+    """The weight of a finding before the start. The words are those of `doctor -o json`: never rename one."""
 
     OK = "ok"
-    NOTE = "note"  # works, good to know
+    NOTE = "note"  # works, for information
     WARNING = "warning"  # works worse, or not for some packets
     ERROR = "error"  # the agent will not start or not forward
 
@@ -50,10 +50,10 @@ class When(Enum):
 
 
 class Result(Struct, frozen=True):
-    """One answer of a check.
+    """One result of a check.
 
-    `subject` tells results of one check apart: a device, a map, an address. It does not change while the result holds. `values`
-    fill the templates of the check. A field that is not None (`text`: not '') is used in place of the check's own.
+    `subject` distinguishes results of one check: a device, a map, an address. It does not change while the problem lasts.
+    `values` fill the templates of the check. A field that is not None (`text`: not '') replaces the check's own.
     """
 
     subject: str = ""
@@ -61,13 +61,13 @@ class Result(Struct, frozen=True):
     text: str = ""
     remedy: str | None = None
     severity: Severity | None = None
-    level: Level | None = None  # OK: nothing is wrong, and doctor shows the check's sentence `good`
+    level: Level | None = None  # OK: no problem, and doctor shows the check's sentence `good`
     mended: bool = False  # the agent has repaired it already
     exit_code: int = 1  # of doctor, where the level is ERROR
 
 
 class Finding(Struct, frozen=True):
-    """A result in words: what is so, and what to do about it ('' when nothing). The agent's findings are conditions."""
+    """A result in words: the problem, and what to do about it ('' when nothing). The agent's findings are conditions."""
 
     name: str
     subject: str
@@ -84,15 +84,15 @@ class Check(NamedTuple, Generic[C]):
 
     name: str  # of the metric `lbagent_condition` and of docs/operations.md: never rename one
     looks_at: str  # a line of docs/operations.md
-    run: Callable[[C], Iterable[Any] | Awaitable[Iterable[Any]]]  # gives Results, or what `describe` makes Results of
+    run: Callable[[C], Iterable[Any] | Awaitable[Iterable[Any]]]  # returns Results, or input of `describe`
     text: str = ""
     remedy: str = ""
-    good: str = ""  # what doctor shows where nothing is wrong
+    good: str = ""  # shown by doctor if there is no problem
     when: When = When.RUNNING
     severity: Severity = Severity.FAULT  # while the agent runs
     level: Level = Level.WARNING  # before the start
-    for_s: float = 0.0  # in the agent a result counts when it has been there for so long
-    describe: Callable[[C, Sequence[Any]], Iterable[Result]] | None = None  # of the first ones that `run` found
+    for_s: float = 0.0  # in the agent a result counts after this time
+    describe: Callable[[C, Sequence[Any]], Iterable[Result]] | None = None  # of the first results of `run`
     more: str = ""  # the sentence about {count} more results than are shown; '': all are shown
 
     def finding(self, result: Result) -> Finding:

@@ -16,11 +16,17 @@ class Message(Struct, frozen=True, gc=False):
     problem: str
     kept: str = ""
     field: str = ""
-    subject: str = ""  # 'Service default/web'
+    kind: str = ""  # of the object: 'Service'
+    key: str = ""  # 'default/web'; without a kind any other name of what it is about
     file: str = ""
     line: int = 0
     warning: bool = False
-    event: str = ""  # the reason of an Event on the subject, for what its users should hear of; '' for none
+    event: str = ""  # the reason of an Event on the object, for what its users should hear of; '' for none
+
+    @property
+    def subject(self) -> str:
+        """What it is about: `Service default/web`."""
+        return f"{self.kind} {self.key}" if self.kind and self.key else self.kind or self.key
 
     def __str__(self) -> str:
         """Return `FILE[:LINE]: KIND NAMESPACE/NAME: FIELD: what is wrong; what was kept`."""

@@ -350,11 +350,3 @@ class ObjectChange(Struct, frozen=True, gc=False):
     old: KubeObject | None
     new: KubeObject | None
     triggered_at: float = 0.0
-
-
-def kind_of(obj: KubeObject) -> str:
-    """Return the word of an object's kind, as Kubernetes spells it."""
-    return _KIND_OF_CLASS[type(obj)]
-
-
-_KIND_OF_CLASS = {record: kind for kind, record in KINDS.items()}

@@ -32,6 +32,10 @@ class Source(Protocol):
         """Whether the last list was good and not empty."""
 
     @property
+    def distrust(self) -> Message | None:
+        """Why it is not trusted: one of `problems`, or a message of its own; None when it is trusted."""
+
+    @property
     def listed(self) -> bool:
         """Whether it gave a whole list since it began: what that holds is as it says, also when what it lacks is in doubt."""
 

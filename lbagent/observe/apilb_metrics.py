@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
+from lbagent.model.histogram import Histogram
 from lbagent.observe.exposition import Metric
-from lbagent.sync.histogram import Histogram
 
 
 class ServerSample(Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from lbagent.sync.histogram import Histogram
+from lbagent.model.histogram import Histogram
 
 _PIECE_LINES = 500  # some 64 KiB: between two pieces the event loop serves other requests
 

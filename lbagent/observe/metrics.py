@@ -13,8 +13,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lbagent.maps.lbmaps import TrafficCounter
-from lbagent.maps.reasons import Reason, label
 from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
 from lbagent.model.state import State
@@ -22,6 +20,7 @@ from lbagent.observe import exposition
 from lbagent.observe.apilb_metrics import APILB_METRICS, ApilbSample
 from lbagent.observe.exposition import HistogramFamily, Metric, MetricFamily, Subject
 from lbagent.observe.kube_proxy_metrics import KUBE_PROXY_METRICS, KubeProxySample
+from lbagent.targets.data_plane import Traffic
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MapUse = tuple[int, int]  # entries in use, most entries
@@ -48,9 +47,9 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     ready: bool
     state: State  # as it is in the maps, with ids
     states: Mapping[BackendState, int] = {}  # backends in each
-    reasons: Mapping[Reason, TrafficCounter] = {}
-    services: Mapping[int, TrafficCounter] = {}  # by service id
-    backends: Mapping[int, TrafficCounter] = {}  # by backend id
+    reasons: Mapping[str, Traffic] = {}  # by its word
+    services: Mapping[int, Traffic] = {}  # by service id
+    backends: Mapping[int, Traffic] = {}  # by backend id
     live_flows: Mapping[int, int] = {}  # by backend id, at the last sweep
     draining: Mapping[str, int] = {}  # flows that are left, by the address of a backend that is drained
     maps: Mapping[str, MapUse] = {}  # by map
@@ -216,14 +215,14 @@ DATAPATH_METRICS: tuple[Metric[Snapshot], ...] = (
         "lbagent_packets_total",
         "counter",
         "Packets, by reason of their verdict.",
-        lambda s: (((label(reason),), packets) for reason, (packets, _) in s.reasons.items()),
+        lambda s: (((reason,), packets) for reason, (packets, _) in s.reasons.items()),
         ("reason",),
     ),
     Metric(
         "lbagent_bytes_total",
         "counter",
         "Bytes, by reason of their verdict.",
-        lambda s: (((label(reason),), size) for reason, (_, size) in s.reasons.items()),
+        lambda s: (((reason,), size) for reason, (_, size) in s.reasons.items()),
         ("reason",),
     ),
     Metric(

@@ -1,1 +1,5 @@
-"""Probes (tcp, http, https, udp): one question to a server with a deadline; rise and fall of many. No word of who asked."""
+"""Health probes: one request to a server with a deadline (tcp, http, https, udp), and the checker that applies rise and fall.
+
+Import `probe_spec.py`, `probe_protocol.py` and `checker.py`. The user of the results is elsewhere: `apilb/native` derives
+backend states from them.
+"""

@@ -1,6 +1,6 @@
-"""The time that a health check may take: that in which the agent's own event loop did not run is not counted.
+"""The time limit of a health check: time in which the agent's own event loop did not run does not count.
 
-A busy machine, a stopped process or a suspended VM would make every answer look late, and healthy servers would be taken out.
+On a busy machine, or after a stop of the process or the VM, every answer would look late, and healthy servers would be removed.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-BEAT_S = 0.25  # less than this of a time without the loop may go unnoticed
+BEAT_S = 0.25  # a stop of the loop shorter than this may not be detected
 
 
 class CheckTimeout(Exception):
-    """The time of a check is over. It is no OSError: a kernel's ETIMEDOUT is told apart."""
+    """The time of a check is over. It is no OSError, to differ from a kernel's ETIMEDOUT."""
 
 
 class LoopClock:
-    """Seconds like time.monotonic, but it stands while the event loop does not run."""
+    """Seconds like time.monotonic, but it stops while the event loop does not run."""
 
     def __init__(self) -> None:
-        """Begin inside the event loop that is watched."""
+        """Start inside the event loop to be watched."""
         self._loop = asyncio.get_running_loop()
         self._lost = 0.0
         self._schedule()
 
     def __call__(self) -> float:
-        """Return the time; a beat that is overdue stops it, also before the loop comes to run it."""
+        """Return the time; an overdue beat stops it, even before the loop runs it."""
         return min(self._loop.time(), self._due) - self._lost
 
     def _schedule(self) -> None:
@@ -39,15 +39,15 @@ class LoopClock:
         self._schedule()
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._timer.cancel()
 
 
 class Deadline:
-    """When something ends; whoever waits for I/O waits by it. Close it."""
+    """The end of a wait; a task that waits for I/O waits by it. Close it."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Let it end in so many seconds of a clock."""
+        """End it in so many seconds of a clock."""
         self._loop, self._clock = asyncio.get_running_loop(), clock
         self._end = clock() + seconds
         self._is_over = False
@@ -55,7 +55,7 @@ class Deadline:
         self._timer = self._loop.call_later(seconds, self._look)
 
     async def wait(self) -> Any:
-        """Return what `done` gives, or raise what `failed` gives; raises CheckTimeout at the end."""
+        """Return the value of `done`, or raise the error of `failed`; raises CheckTimeout at the end."""
         if self._is_over:
             raise CheckTimeout
         self._waiting = self._loop.create_future()
@@ -65,12 +65,12 @@ class Deadline:
             self._waiting = None
 
     def done(self, result: Any = None) -> None:
-        """Let the waiting go on."""
+        """Resume the waiting task."""
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(result)
 
     def failed(self, error: Exception) -> None:
-        """Let the waiting end with an error."""
+        """Resume the waiting task with an error."""
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(error)
 
@@ -83,5 +83,5 @@ class Deadline:
         self.failed(CheckTimeout())
 
     def close(self) -> None:
-        """It ends nothing any more."""
+        """It ends no wait any more."""
         self._timer.cancel()

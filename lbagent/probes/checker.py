@@ -1,8 +1,8 @@
-"""When a server is checked, and when it is up or down: interval, fall and rise. One that is slow delays no other.
+"""When a server is checked, and when it is up or down: interval, fall and rise. A slow server delays no other.
 
-A check begins one interval after the one before it began, a little earlier at random, so that many agents do not ask at once.
-While a server is up and leaves a check without an answer for half an interval, the next one begins beside it: a silent server is
-out after some fall times interval, not after fall times interval and timeout. At most `fall` checks of a server run at once.
+A check starts one interval after the previous one started, a little earlier at random, so that many agents do not send at once.
+If a server that is up leaves a check without an answer for half an interval, the next one starts beside it: a silent server is
+down after about fall times interval, not after fall times interval and timeout. At most `fall` checks of a server run at once.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from lbagent.task_failure import log_failure
 
 log = logging.getLogger(__name__)
 JITTER = 0.1  # of an interval
-GRID_S, GRIDS = 0.1, 20  # times are multiples of this, or of so small a part of an interval, if that is less
-FIRST_S = 1.0  # the first checks are spread over so long, at most over an interval
-UNUSABLE_S = 5.0  # a CA file that cannot be used is tried again after so long
+GRID_S, GRIDS = 0.1, 20  # times are multiples of this, or of this part of an interval, if that is less
+FIRST_S = 1.0  # the first checks are spread over this time, at most over an interval
+UNUSABLE_S = 5.0  # retry delay after an unusable CA file
 
 
 class Health(Struct, frozen=True):
-    """How a server is. `since` is seconds since 1970, 0: it has not been checked yet, and counts as up."""
+    """The health of a server. `since` is seconds since 1970, 0: it has not been checked yet, and counts as up."""
 
     up: bool = True
     since: float = 0.0
@@ -37,7 +37,7 @@ class Health(Struct, frozen=True):
 
 
 class Checker:
-    """Checks one server at one address by one ProbeSpec, for ever; several instances may share it."""
+    """Checks one server at one address by one ProbeSpec, without end; several instances may share it."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class Checker:
         on_outcome: Callable[[Outcome, float], None],
         uses: Callable[[], int] = lambda: 1,
     ) -> None:
-        """`health` is what was known of the server; `on_outcome` hears of each check, and how many seconds it took.
+        """`health` is the server's last known health; `on_outcome` is called for each check, with its duration in seconds.
 
-        `uses` says for how many checks a connection may be used.
+        `uses` is the number of checks for which a connection may be used.
         """
         self.server, self.check, self.health = server, check, health
         self.problem = ""  # why it cannot be checked
@@ -60,10 +60,10 @@ class Checker:
         self._probe, self._on_change, self._on_outcome = probe, on_change, on_outcome
         self._uses = uses
         self._asked = 0
-        self._in_a_row = 0  # outcomes that speak against what it is
+        self._in_a_row = 0  # consecutive outcomes against the current health
         self._running: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
-        self._is_due = False  # and too many are under way
+        self._is_due = False  # and too many are in progress
 
     async def run(self) -> None:
         """Check until cancelled."""
@@ -87,7 +87,7 @@ class Checker:
         self._at(self._began + self.check.interval / 2, self._look)
 
     def _look(self) -> None:
-        """See, after half an interval, whether the server is silent."""
+        """Check, after half an interval, whether the server is silent."""
         if not self._latest.done() and self.health.up:
             self._due()
             return
@@ -95,7 +95,7 @@ class Checker:
         self._at(self._began + (max(interval, UNUSABLE_S) if self.problem else interval), self._due)
 
     def _due(self) -> None:
-        """Begin the next check, as soon as not too many are under way."""
+        """Start the next check, as soon as not too many are in progress."""
         self._is_due = len(self._running) >= (self.check.fall if self.health.up else 1)
         if not self._is_due:
             self._begin()
@@ -106,7 +106,7 @@ class Checker:
             self._due()
 
     def _at(self, when: float, what: Callable[[], None]) -> None:
-        """Call something at a time; those of many servers that are close to one another wake the agent once."""
+        """Call a function at a time; calls of many servers that are close together wake the agent once."""
         grid = min(GRID_S, self.check.interval / GRIDS)
         self._timer = self._loop.call_at(math.ceil(when / grid) * grid, what)
 
@@ -124,14 +124,14 @@ class Checker:
         self._take(outcome)
 
     def _cannot(self, problem: str) -> None:
-        """Say that it is not checked; what is known of it holds."""
+        """Log that it is not checked; its last known health stays."""
         if problem != self.problem:
             self.problem = problem
             log.error("servers are not checked", extra={"server": str(self.server), "reason": problem})
             self._on_change()
 
     def _take(self, outcome: Outcome) -> None:
-        """Count an outcome; after `fall` failures or `rise` successes in a row the server is another one."""
+        """Count an outcome; `fall` failures or `rise` successes in a row change the server's health."""
         up, first = self.health.up, not self.health.since
         self._in_a_row = self._in_a_row + 1 if outcome.is_up != up else 0
         turns = self._in_a_row >= (self.check.fall if up else self.check.rise)

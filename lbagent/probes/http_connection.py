@@ -1,6 +1,6 @@
-"""One connection of a health check by HTTP: connect, one GET, the status. Nothing of it blocks the event loop.
+"""One connection of a health check by HTTP: connect, one GET, the status. It never blocks the event loop.
 
-Sockets are driven by hand: asyncio's own TLS keeps 256 KiB for each connection and takes twice the CPU, and there is a check for
+Sockets are used directly: asyncio's own TLS keeps 256 KiB for each connection and takes twice the CPU, and there is a check for
 each server every few seconds. https_connection.py adds TLS.
 """
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from lbagent.probes.check_time import Deadline
 
-MAX_HEAD_BYTES = 16 << 10  # of an answer: what is longer is none
-MAX_BODY_BYTES = 16 << 10  # of one that is read: a connection with more ahead is closed
+MAX_HEAD_BYTES = 16 << 10  # of an answer: a longer one is invalid
+MAX_BODY_BYTES = 16 << 10  # of a body that is read: a connection with more to read is closed
 NO_BODY = (204, 304)
 NO_STATUS = "the answer does not begin with a status of HTTP/1.1"
 _CHUNK = 4096  # bytes read at once
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class WantWrite(Exception):
-    """The socket takes no more now."""
+    """The socket cannot send or receive now."""
 
 
 class HttpConnection(TcpConnection):
@@ -43,16 +43,16 @@ class HttpConnection(TcpConnection):
     want_read: ClassVar[tuple[type[Exception], ...]] = (BlockingIOError,)
     want_write: ClassVar[tuple[type[Exception], ...]] = (WantWrite,)
     _deadline: Deadline | None = None
-    _step: Callable[[], Any] | None = None  # what waits for the socket
+    _step: Callable[[], Any] | None = None  # the step that waits for the socket
 
     def begin(self) -> None:
-        """Watch the socket of a connection that is established."""
+        """Watch the socket of an established connection."""
         self._loop.add_reader(
             self._sock.fileno(), self._ready
-        )  # it stays: adding it for each read costs more than a read
+        )  # it stays registered: adding it for each read costs more than a read
 
     async def get(self, request: bytes, deadline: Deadline) -> int:
-        """Send a request; return the status of the answer. `stays` then says whether another one may follow."""
+        """Send a request; return the status of the answer. `stays` is then whether another one may follow."""
         self.stays = False
         await self._do(lambda: self._send(request), deadline)
         head = await self._read(b"", lambda data: _END in data or _is_rubbish(data), deadline)
@@ -69,16 +69,16 @@ class HttpConnection(TcpConnection):
             raise WantWrite from None
 
     def _has_pending(self) -> bool:
-        """Return whether bytes wait that the socket does not report any more."""
+        """Return whether bytes wait that the socket no longer reports."""
         return False
 
     async def _read(self, data: bytes, is_enough: Callable[[bytes], bool], deadline: Deadline) -> bytes:
         while not is_enough(data):
-            # what follows a request is not there yet: the first try would be in vain
+            # the answer to a request is not there yet: the first try would fail
             piece = await self._do(lambda: self._sock.recv(_CHUNK), deadline, at_once=bool(data) or self._has_pending())
             if not piece:
                 if data:
-                    break  # what there is says whether it is an answer
+                    break  # the received bytes decide whether it is an answer
                 raise ConnectionResetError(errno.ECONNRESET, "the connection ended without an answer")
             data += piece
             if len(data) > MAX_HEAD_BYTES + MAX_BODY_BYTES:
@@ -93,7 +93,7 @@ class HttpConnection(TcpConnection):
         super().close()
 
     async def _do(self, step: Callable[[], T], deadline: Deadline, *, at_once: bool = True) -> T:
-        """Repeat a step until it needs to wait no more."""
+        """Repeat a step until it does not have to wait."""
         if at_once:
             try:
                 return step()
@@ -109,14 +109,14 @@ class HttpConnection(TcpConnection):
         return result
 
     def _ready(self) -> None:
-        """Go on with the step: here and not in the task, before whose turn the loop would report the same data again."""
+        """Continue the step here, not in the task, before whose turn the loop would report the same data again."""
         self._loop.remove_writer(self._sock.fileno())
         step, deadline = self._step, self._deadline
         if deadline is None:
             self._look_idle()
             return
         if step is None:
-            return  # it is done, and its task about to go on
+            return  # it is done, and its task is about to resume
         try:
             result = step()
         except self.want_read:
@@ -131,7 +131,7 @@ class HttpConnection(TcpConnection):
         self._step = None
 
     def _look_idle(self) -> None:
-        """Notice that an idle connection has ended, or says what it was not asked for."""
+        """Detect that an idle connection has ended, or sends data without a request."""
         try:
             socket.socket.recv(self._sock, 1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -143,14 +143,14 @@ class HttpConnection(TcpConnection):
 
 
 def _is_rubbish(data: bytes) -> bool:
-    """Return whether this cannot become an answer any more."""
+    """Return whether this can no longer become an answer."""
     return not data.startswith(b"HTTP/1."[: len(data)])
 
 
 def _answer(head: bytes) -> tuple[int, int | None]:
-    """Return the status of an answer, and how long its body is: None where only the connection's end would tell.
+    """Return the status of an answer and the length of its body: None where only the connection's end limits it.
 
-    Its first line must be whole; a head that ends too soon after it has no body. Raises NotHttp.
+    Its first line must be complete; a head that ends too soon after it has no body. Raises NotHttp.
     """
     line, whole, rest = head.partition(b"\r\n")
     try:

@@ -17,10 +17,10 @@ UP_FIRST, UP_LAST = 200, 399
 
 
 class HttpProbe:
-    """Asks one server (see probe_protocol.Probe). Its idle connection is used for the next check that may use it."""
+    """Probes one server (see probe_protocol.Probe). Its idle connection is used for the next check that may use it."""
 
     def __init__(self, server: L3n4Addr, check: ProbeSpec, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` is what time-outs are measured by."""
+        """`clock` measures time-outs."""
         self._server, self._check, self._clock = server, check, clock
         self._idle: HttpConnection | None = None
         self._request = request_of(check)
@@ -40,13 +40,13 @@ class HttpProbe:
             deadline.close()
 
     def close(self) -> None:
-        """End the idle connection."""
+        """Close the idle connection."""
         if self._idle is not None:
             self._idle.close()
             self._idle = None
 
     async def _by_idle(self, idle: HttpConnection, deadline: Deadline) -> Outcome | None:
-        """Ask by the idle connection, and see that the server takes new ones; None when it ended while it was idle."""
+        """Check by the idle connection, and that the server accepts new ones; None when it ended while it was idle."""
         with contextlib.closing(TcpConnection(self._server, half_open=True)) as beside:
             try:
                 status = await self._get(idle, deadline)
@@ -59,7 +59,7 @@ class HttpProbe:
         return _judged(await self._get(await self._open(deadline), deadline))
 
     async def _open(self, deadline: Deadline) -> HttpConnection:
-        """Return a new connection that can take a request."""
+        """Return a new connection that can send a request."""
         new = HttpConnection(self._server)
         try:
             await self._connect(new, deadline)
@@ -70,7 +70,7 @@ class HttpProbe:
         return new
 
     async def _connect(self, connection: TcpConnection, deadline: Deadline) -> None:
-        """Wait until it is connected: for an interval at most where that is shorter than the time-out."""
+        """Wait until it is connected: at most for an interval where that is shorter than the time-out."""
         if self._check.interval >= self._check.timeout:
             await connection.established(deadline)
             return
@@ -78,7 +78,7 @@ class HttpProbe:
             await connection.established(limit)
 
     async def _get(self, connection: HttpConnection, deadline: Deadline) -> int:
-        """Ask by a connection, and keep it where it may be asked again."""
+        """Check by a connection, and keep it if it may be used again."""
         try:
             status = await connection.get(self._request, deadline)
         except BaseException:

@@ -18,14 +18,14 @@ class HttpsConnection(HttpConnection):
     want_write: ClassVar[tuple[type[Exception], ...]] = (ssl.SSLWantWriteError,)
 
     async def handshake(self, context: ssl.SSLContext, deadline: Deadline) -> None:
-        """Begin TLS."""
-        # the certificate names the server, not who asks for it: no name is sent, as HAProxy's checks send none
+        """Start TLS."""
+        # the certificate is of the server, not of the client: no server name is sent, as HAProxy's checks send none
         wrapped = context.wrap_socket(self._sock, do_handshake_on_connect=False)
         self._sock = wrapped
         self.begin()
         await self._do(wrapped.do_handshake, deadline)
 
     def _has_pending(self) -> bool:
-        """Return whether TLS has read more from the socket than was asked for."""
+        """Return whether TLS has read more from the socket than was requested."""
         assert isinstance(self._sock, ssl.SSLSocket)
         return bool(self._sock.pending())

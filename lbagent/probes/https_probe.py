@@ -1,4 +1,4 @@
-"""The HTTPS probe: the HTTP probe by TLS, with or without a CA file that verifies the server's certificate."""
+"""The HTTPS probe: the HTTP probe over TLS, with or without a CA file that verifies the server's certificate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Contexts:
         self._known: dict[str, tuple[tuple[int, int], ssl.SSLContext]] = {}
 
     def get(self, ca_file: str) -> ssl.SSLContext:
-        """Return the settings; those of the last good file while it is not. Raises OSError, or ValueError for what is no PEM."""
+        """Return the settings; the last good ones while the file is bad. Raises OSError, or ValueError for a file without PEM."""
         try:
             found = os.stat(ca_file) if ca_file else None
             version = (found.st_mtime_ns, found.st_ino) if found else (0, 0)
@@ -50,26 +50,26 @@ def _context(ca_file: str) -> ssl.SSLContext:
 
 
 class HttpsProbe(HttpProbe):
-    """Asks one server by TLS."""
+    """Probes one server over TLS."""
 
     def __init__(
         self, server: L3n4Addr, check: ProbeSpec, contexts: Contexts, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`clock` is what time-outs are measured by."""
+        """`clock` measures time-outs."""
         super().__init__(server, check, clock)
         self._contexts = contexts
-        self._context: ssl.SSLContext | None = None  # of the question that is being asked
+        self._context: ssl.SSLContext | None = None  # of the current check
 
     async def ask(self, *, may_use_idle: bool = False) -> Outcome:
         """Check once, as the HTTP probe does.
 
-        Raises OSError or ValueError when the CA file cannot be used: that says nothing of the server.
+        Raises OSError or ValueError when the CA file cannot be used: the server's health stays unknown.
         """
         self._context = self._contexts.get(self._check.ca_file)
         return await super().ask(may_use_idle=may_use_idle)
 
     async def _open(self, deadline: Deadline) -> HttpConnection:
-        """Connect, and begin TLS."""
+        """Connect, and start TLS."""
         assert self._context is not None
         context, new = self._context, HttpsConnection(self._server)
         try:

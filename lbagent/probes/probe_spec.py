@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class ProbeSpec(Struct, frozen=True, kw_only=True):
-    """How a server is asked whether it lives: HTTPS GET, 200-399 is up."""
+    """How a server's health is probed: HTTPS GET, 200-399 is up."""
 
     path: str = "/healthz"
     interval: float = 2.0

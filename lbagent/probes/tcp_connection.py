@@ -1,4 +1,4 @@
-"""A TCP connection of a health check, from its begin to its end. Nothing of it blocks the event loop."""
+"""A TCP connection of a health check, from start to end. It never blocks the event loop."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _UNDER_WAY = (errno.EINPROGRESS, errno.EALREADY)
 
 
 class TcpConnection:
-    """Begins to connect when it is made."""
+    """Starts to connect when it is made."""
 
     def __init__(self, server: L3n4Addr, *, half_open: bool = False) -> None:
         """`half_open`: leave the answer to the server's SYN-ACK to a delayed ACK.
 
-        Closed before that it is a RST: the server's kernel has said that it takes connections, its process never sees one.
+        Closed before that, it sends a RST: the server's kernel has accepted the connection, its process never sees one.
         """
         self._address = (server.ip, server.port)
         family = socket.AF_INET6 if server.is_ipv6 else socket.AF_INET
@@ -34,9 +34,9 @@ class TcpConnection:
         self._code = self._sock.connect_ex(self._address)
 
     async def established(self, deadline: Deadline) -> None:
-        """Return when it is connected; OSError says why it is not."""
+        """Return when it is connected; raises OSError with the reason if it fails."""
         if self._code in _UNDER_WAY:
-            self._code = self._sock.connect_ex(self._address)  # by now it may be: that saves the wait
+            self._code = self._sock.connect_ex(self._address)  # it may be connected by now: that saves the wait
         if self._code in _UNDER_WAY:
             handle = self._sock.fileno()
             self._loop.add_writer(handle, deadline.done)
@@ -49,7 +49,7 @@ class TcpConnection:
             raise OSError(self._code, os.strerror(self._code))
 
     def close(self) -> None:
-        """End it at once: a check leaves no socket in TIME_WAIT."""
+        """Close it at once: a check leaves no socket in TIME_WAIT."""
         with contextlib.suppress(OSError):
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NONE)
         self._sock.close()

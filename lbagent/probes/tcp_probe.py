@@ -1,4 +1,4 @@
-"""The TCP probe: up is a server whose kernel takes a connection. Its process never sees one."""
+"""The TCP probe: a server is up if its kernel accepts a connection. Its process never sees one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lbagent.probes.tcp_connection import TcpConnection
 
 
 class TcpProbe:
-    """Connects to one server, and ends the connection by a RST before its process could accept it. See probe_protocol.Probe."""
+    """Connects to one server, and resets the connection before its process could accept it. See probe_protocol.Probe."""
 
     def __init__(self, server: L3n4Addr, check: ProbeSpec, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` is what the time-out is measured by."""
+        """`clock` measures the time-out."""
         self._server, self._check, self._clock = server, check, clock
 
     async def ask(self, *, may_use_idle: bool = False) -> Outcome:

@@ -1,4 +1,4 @@
-"""The UDP probe: one datagram. Down is a server that answers with port unreachable, and a silent one if it must answer."""
+"""The UDP probe: one datagram. A server is down that answers with port unreachable, or is silent but must answer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MAX_DATAGRAM = 2048  # bytes of an answer that are read
 
 
 class UdpProbe:
-    """Sends one datagram to one server from a socket of its own. See probe_protocol.Probe.
+    """Sends one datagram to one server from its own socket. See probe_protocol.Probe.
 
-    Without `needs_answer` silence until the time-out is up: few servers answer what they do not know, and a host without the
-    server answers with port unreachable. A host that is gone is silent, too, so ask for an answer where the server gives one.
+    Without `needs_answer` silence until the time-out is up: few servers answer unknown datagrams, and a host without the server
+    answers with port unreachable. A host that is gone is silent, too, so require an answer where the server sends one.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class UdpProbe:
         payload: bytes = b"",
         needs_answer: bool = False,
     ) -> None:
-        """`payload` is sent; `clock` is what the time-out is measured by."""
+        """`payload` is sent; `clock` measures the time-out."""
         self._server, self._check, self._clock = server, check, clock
         self._payload, self._needs_answer = payload, needs_answer
 
@@ -64,7 +64,7 @@ class UdpProbe:
 
 
 async def _readable(sock: socket.socket, deadline: Deadline) -> None:
-    """Wait until a datagram or an error is there."""
+    """Wait for a datagram or an error."""
     loop = asyncio.get_running_loop()
     loop.add_reader(sock.fileno(), deadline.done)
     try:

@@ -52,7 +52,7 @@ class OperatorSource:
     name = OPERATOR
     trusted = listed = True
     remembered = False
-    remedy, held = "", 0
+    remedy, held, distrust = "", 0, None
 
     def __init__(self, state_dir: str) -> None:
         """Read the states that were set before; `problems` names a file that cannot be read, and the next write puts it aside."""

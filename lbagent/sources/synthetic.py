@@ -49,7 +49,7 @@ class SyntheticSource:
     name = SOURCE
     trusted = listed = True
     remembered = False
-    remedy, held = "", 0
+    remedy, held, distrust = "", 0, None
 
     def __init__(self, services: int, backends: int) -> None:
         self.synced = asyncio.Event()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from lbagent.errors import ConfigError
 from lbagent.kernel.regular_file import read_regular
 from lbagent.textfile.read_text import UnreadableManifest, decode_text
 
 log = logging.getLogger(__name__)
-LOOK_S = 1.0  # between two looks at the file
+FILE_POLL_INTERVAL_S = 1.0
 MAX_BYTES = 4 << 20
 
 
@@ -27,13 +27,13 @@ class FollowedFile:
         """Give each other text of the file to `use`, until cancelled. What that refuses is said, and changes nothing."""
         seen: str | ConfigError | None = self.text
         while self.path:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(FILE_POLL_INTERVAL_S)
             now: str | ConfigError | None
             try:
                 now = await asyncio.to_thread(read_text_of, self.path)
             except ConfigError as error:
                 now = error
-            if str(now) == str(seen):
+            if _key(now) == _key(seen):
                 continue
             seen = now
             try:
@@ -48,6 +48,10 @@ class FollowedFile:
                 log.info("the configuration was read again", extra={"file": self.path})
 
 
+def _key(found: str | ConfigError | None) -> Hashable:
+    return found.key if isinstance(found, ConfigError) else found
+
+
 def read_text_of(path: str) -> str | None:
     """Return the text of a regular file, None for no path. Raises ConfigError."""
     if not path:
@@ -55,10 +59,10 @@ def read_text_of(path: str) -> str | None:
     try:
         data = read_regular(path, MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise ConfigError(f"{error.strerror}", file=path) from None
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MiB")
+        raise ConfigError(f"larger than {MAX_BYTES >> 20} MiB", file=path)
     try:
         return decode_text(data, path)
     except UnreadableManifest as error:
-        raise ConfigError(str(error.message)) from None
+        raise ConfigError(error.message.problem, file=path, line=error.message.line) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from lbagent.kernel.regular_file import NOT_REGULAR, open_regular
+from lbagent.kernel.regular_file import NOT_REGULAR, NotRegular, open_regular
 from lbagent.model.message import Message
 
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -30,7 +30,7 @@ def read_text(path: str, *, any_file: bool = False) -> str:
                 raise _too_large(path)
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        is_other = error.strerror == NOT_REGULAR or (isinstance(error, IsADirectoryError) and not any_file)
+        is_other = isinstance(error, NotRegular) or (isinstance(error, IsADirectoryError) and not any_file)
         problem = NOT_REGULAR if is_other else f"cannot be read: {error.strerror}"
         raise UnreadableManifest(Message(problem, file=path)) from None
     return decode_text(data, path)

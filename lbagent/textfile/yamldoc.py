@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from lbagent.textfile.field_path import FieldPath
-from lbagent.wrong_value import tab_problem
+from lbagent.value_errors import tab_problem
 
 MAX_DEPTH = 64  # levels of nesting; Kubernetes objects have about 15
 MAX_COPIES = 1_000_000  # values that the aliases of one file stand for; the rest is bounded by the file's size

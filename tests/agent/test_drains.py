@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from lbagent.agent import drains as drains_module
 from lbagent.agent.drains import Drains
-from lbagent.api.agent_api import FlowCounts
 from lbagent.api.types import DrainRow
 from lbagent.errors import LbError
 from lbagent.model.address import L3n4Addr
@@ -19,6 +18,7 @@ from lbagent.model.backend import Backend, BackendState
 from lbagent.model.service import SVC, ServiceName
 from lbagent.model.state import State
 from lbagent.sources.operator import KeptDrain, OperatorSource
+from lbagent.targets.data_plane import FlowCounts
 
 ONE, TWO = L3n4Addr.parse("10.0.0.1:80/TCP"), L3n4Addr.parse("10.0.0.2:80/TCP")
 COUNTED = 3  # checks after the one that begins a drain: two sweeps end after it, and a count follows

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from lbagent.agent.drains import Drains
-from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
+from lbagent.api.agent_api import SetBy
 from lbagent.api.named_backends import services_left_empty
 from lbagent.api.server import ApiServer
 from lbagent.api.types import BgpPeerRow, DrainRow, MapUsage, SourceStatus, Status
@@ -23,6 +23,7 @@ from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import SVC, Algorithm, ServiceName, SVCTrafficPolicy, SVCType
 from lbagent.model.state import State
 from lbagent.sources.operator import KeptDrain
+from lbagent.targets.data_plane import BackendWay, FlowCounts, WayOf
 
 
 def example_state() -> State:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy
+from lbagent.api.agent_api import SetBy
 from lbagent.api.encode import backends_used, listed_backends, listed_services
 from lbagent.api.listed_fields import (
     BACKENDS,
@@ -30,6 +30,8 @@ from lbagent.cli.output import columns_of
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import run_whole
+from lbagent.model.service import RESTORED
+from lbagent.targets.data_plane import BackendWay, FlowCounts
 from tests.api.serving import example_state
 
 DNS = L3n4Addr.parse("10.0.0.53:53/UDP")
@@ -50,7 +52,8 @@ def items(listed: ListedFields[Any]) -> list[Any]:
         ranges = ("192.0.2.0/24",)
         return list(listed_services(state)) + [
             msgspec.structs.replace(
-                each, svc=msgspec.structs.replace(each.svc, check_source_range=True, source_ranges=ranges)
+                each,
+                svc=msgspec.structs.replace(each.svc, check_source_range=True, source_ranges=ranges, name=RESTORED),
             )
             for each in listed_services(state)
         ]

@@ -22,7 +22,6 @@ from typing import Any
 import pytest
 
 from lbagent.agent.condition_monitor import ConditionMonitor
-from lbagent.agent.send_watch import SendWatch
 from lbagent.bpf.run import sweep
 from lbagent.bpf.run.sweep import Sweeper
 from lbagent.checks import drop_checks, path_checks
@@ -39,6 +38,7 @@ from lbagent.model.state import State
 from lbagent.net.snapshot import Link
 from lbagent.sync.target_protocol import SnapshotTarget
 from lbagent.targets.bpf.bpf_target import BpfTarget
+from lbagent.targets.bpf.send_watch import SendWatch
 from tests.agent.conftest import Box, endpoints, service, web
 from tests.agent.test_broken import Patient, detach
 from tests.checks.looking import Look
@@ -421,13 +421,13 @@ async def a_map_of_addresses_that_is_full(_: Any) -> Any:
 
 @of_check("address-conflict")
 async def a_stranger_that_claims_an_address(_: Any) -> Any:
-    from tests.announce.test_announcer import IFINDEX, STRANGER, VIP, Claim, World
+    from tests.announce.test_announcer import IFINDEX, STRANGER, VIP, AddressSighting, World
 
     world = World()
     world.serve(VIP)
     world.run(20)
     for _ in range(4):
-        world.announcer._heard(IFINDEX, Claim(VIP, STRANGER))
+        world.announcer._on_sighting(IFINDEX, AddressSighting(VIP, STRANGER))
         world.run(0.5)
     return await ended(Look("address-conflict"), Some(announcer=world.announcer), lambda: world.run(66))
 

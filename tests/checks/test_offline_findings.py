@@ -134,7 +134,7 @@ def test_socket_programs_and_what_they_need(netns, tmp_path, monkeypatch):
     assert matching(settings(socket_lb=True, cgroup=str(tmp_path)), "not on a cgroup2 file system", Level.ERROR)
     assert matching(settings(socket_lb=True, cgroup=str(tmp_path / "no")), "there is no cgroup", Level.ERROR)
     monkeypatch.setattr(features, "has_set_retval", lambda: False)
-    assert matching(wanted, "says EPERM, not ECONNREFUSED", Level.NOTE)
+    assert matching(wanted, "returns EPERM, not ECONNREFUSED", Level.NOTE)
     monkeypatch.setattr(features, "has_socket_programs", lambda: False)
     assert matching(wanted, "runs no programs for the sockets", Level.ERROR)
     monkeypatch.setattr(socket_checks, "first_cgroup", lambda: "")

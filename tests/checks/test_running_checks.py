@@ -7,7 +7,7 @@ from types import SimpleNamespace as Some
 import pytest
 from msgspec.structs import replace
 
-from lbagent.announce.strangers import Conflict
+from lbagent.announce.announcer import AddressConflict
 from lbagent.bpf.hooks import TC_EGRESS, XDP
 from lbagent.bpf.load.attach import Attachment
 from lbagent.checks import check_runner, drop_checks, snat_checks
@@ -248,11 +248,11 @@ def test_devices() -> None:
     assert brief(devices(ETH0, attached=("eth0",), problems={"devices": "why"})) == [("device-not-attached", "devices")]
 
 
-def source(*messages: Message, trusted: bool = True) -> list[Finding]:
+def source(*messages: Message, distrust: Message | None = None) -> list[Finding]:
     one = Some(
         name="folder",
         synced=Some(is_set=lambda: True),
-        trusted=trusted,
+        distrust=distrust,
         problems=lambda: list(messages),
         remedy="mend the source",
     )
@@ -264,16 +264,21 @@ def test_sources() -> None:
     bad, odd = Message("bad port", file="a.yaml", line=3), Message("has no effect", warning=True)
     assert source() == []
     assert source(odd) == []
-    (found,) = source(gone, trusted=False)
+    (found,) = source(gone, distrust=gone)
     assert brief([found]) == [("source-untrusted", "folder")]
     assert found.remedy == "mend the source"
     (found,) = source(odd, bad, bad)
     assert brief([found]) == [("objects-refused", "folder")]
     assert found.text == "source folder: objects or fields are refused: a.yaml:3: bad port, and 1 more"
     assert found.severity is Severity.FAULT, "a file that does not count is the operator's"
-    (found,) = source(replace(bad, subject="Service shop/web"), replace(bad, subject="Service shop/api"))
+    (found,) = source(replace(bad, kind="Service", key="shop/web"), replace(bad, kind="Service", key="shop/api"))
     assert found.severity is Severity.DEGRADED, "a field of an object is that of whoever wrote it"
-    assert brief(source(gone, bad, trusted=False)) == [("source-untrusted", "folder"), ("objects-refused", "folder")]
+    untrusted, refused = source(bad, gone, distrust=gone)
+    assert brief([untrusted, refused]) == [("source-untrusted", "folder"), ("objects-refused", "folder")]
+    assert untrusted.text.startswith(f"source folder: {gone}"), "wherever the message stands"
+    assert "a.yaml:3: bad port" in refused.text
+    (found,) = source(distrust=replace(gone, problem="the folder is back and its files are read"))
+    assert brief([found]) == [("source-untrusted", "folder")], "a reason that is no problem of its own"
 
 
 def short_of_ports(state: State, flows: dict[int, int], ports: int, sources: int = 1) -> list[Finding]:
@@ -294,7 +299,7 @@ def test_backends_short_of_snat_ports() -> None:
     assert brief([found]) == [("snat-ports-short", "10.0.0.1:80/TCP")]
     assert found.text == "backend 10.0.0.1:80/TCP (shop/api, shop/web) is short of SNAT ports: 900 flows, 1000 ports"
     assert found.remedy == (
-        "raise --snat-ports, name further addresses of this node with --snat-address, or give the service more backends"
+        "raise --snat-ports, add further addresses of this node to --snat-address, or give the service more backends"
     )
     flows = {1: 2700, 2: 2699}
     (found,) = short_of_ports(State(1, services), flows, 1000, 3)
@@ -318,7 +323,7 @@ def test_a_source_address_that_the_node_lacks() -> None:
 def test_an_address_that_another_host_claims_or_has() -> None:
     """Both the address and the MAC address are named; without an announcer there is no such condition."""
     four, mac = bytes((10, 0, 0, 7)), bytes.fromhex("02aa00000007")
-    found = [Conflict(four, mac, is_defended=True), Conflict(bytes(15) + b"\7", mac, is_defended=False)]
+    found = [AddressConflict(four, mac, is_defended=True), AddressConflict(bytes(15) + b"\7", mac, is_defended=False)]
     claimed, taken = check_conflicts(Some(announcer=Some(conflicts=lambda: found)))
     assert brief([claimed, taken]) == [("address-conflict", "10.0.0.7"), ("address-conflict", "::7")]
     assert claimed.text == (
@@ -350,7 +355,7 @@ def test_a_contest_names_both_services_and_its_frontend() -> None:
     def contest(number: int, loser: str, winner: str) -> Contest:
         frontend = L3n4Addr(bytes((10, 96, 0, number)), 80)
         problem = f"{frontend.with_protocol()} is held by Service {winner} as its ClusterIP"
-        return Contest(frontend, loser, winner, Message(problem, subject=f"Service {loser}"))
+        return Contest(frontend, loser, winner, Message(problem, kind="Service", key=loser))
 
     contests = [contest(1, "evil/a", "t/one"), contest(2, "evil/a", "t/one"), contest(3, "evil/a", "t/two")]
     other = Message("it has no endpoints")

@@ -101,7 +101,7 @@ def test_an_address_of_the_device_that_would_help_is_named() -> None:
         "backend 10.0.0.7:8080/TCP is short of SNAT ports: 95 flows, 100 ports; --snat-address 10.0.0.9 gives it 100 more:"
         " device eth0 has that address; or raise --snat-ports, or give the service more backends"
     )
-    assert "add an address to device eth0 and name it with --snat-address, raise --snat-ports" in six
+    assert "add an address to device eth0 and to --snat-address, raise --snat-ports" in six
     assert "--snat-address fd00::7 gives it" in said(node, "fd00::7/64")[1]
 
 

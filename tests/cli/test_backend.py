@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from lbagent.api.agent_api import BackendWay, SetBy
+from lbagent.api.agent_api import SetBy
 from lbagent.api.client import AgentClient
 from lbagent.api.types import Status
 from lbagent.errors import AgentUnreachable, ConfigError
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.sources.operator import KeptDrain
+from lbagent.targets.data_plane import BackendWay
 from tests.api.serving import Agent
 from tests.cli.conftest import Run
 

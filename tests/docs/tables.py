@@ -1,9 +1,10 @@
-"""The tables of docs/operations.md and docs/api.md, made from the code: `python -m tests.docs.tables` writes them into the files."""
+"""The tables of docs/operations.md and docs/api.md, made from the code: `python -m tests.docs.tables` writes them, `--check` compares."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "lbagent" / "maps" / "reasons.py"
 CODES = {
     0: "ok", 1: "failed, or something was refused, is failing or differs", 2: "usage: a flag, key, argument or configuration is wrong",
     3: "not found: service, backend, device", 4: "refused: invalid transition, last backend without --yes, another agent, conflict", 5: "no agent answers on the socket",
-    6: "timed out", 77: "this kernel lacks what is needed",
+    6: "timed out", 77: "this kernel, or this version, lacks what is needed",
 }  # fmt: skip
 
 
@@ -46,6 +47,8 @@ def value_of(option: Option) -> str:
         return " ".join(f"**`{word}`**" if word == option.default else f"`{word}`" for word in option.choices)
     if option.kind == "switch":
         return f"`{str(option.default).lower()}`"
+    if option.kind == "list" and option.default:
+        return f"`{','.join(option.default)}`"
     unit = f" {option.unit}" if option.unit else ""
     return f"`{option.default}`{unit}" if option.default not in ("", ()) else "-"
 
@@ -100,11 +103,12 @@ def code_rows() -> Iterator[tuple[str, ...]]:
 
 
 FIELDS = ("key", "type", "column", "meaning")
+METRIC_TITLES = ("metric", "type", "labels", "meaning")
 TABLES = {
     **{each.record: lambda each=each: table(FIELDS, field_rows(each)) for each in LISTS},
     "options": lambda: table(("flag", "environment", "default", "meaning"), option_rows()),
     "reasons": lambda: table(("nr", "reason", "meaning"), reason_rows()),
-    "metrics": lambda: table(("metric", "type", "labels", "meaning"), metric_rows()),
+    "metrics": lambda: table(METRIC_TITLES, metric_rows()),
     "routes": lambda: table(("request", "body", "answer", "meaning"), route_rows()),
     "doctor": lambda: table(("check", "level", "condition", "looks at"), doctor_rows()),
     "codes": lambda: table(("code", "meaning"), code_rows()),
@@ -116,6 +120,18 @@ def written(text: str) -> str:
     return BLOCK.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str]) -> int:
+    """Write the tables, or with --check only compare them."""
+    old = 0
     for path in (FILE, API_FILE):
-        path.write_text(written(path.read_text()))
+        text = path.read_text()
+        if arguments != ["--check"]:
+            path.write_text(written(text))
+        elif written(text) != text:
+            print(f"docs/{path.name}: a table is not that of the code: python -m tests.docs.tables")
+            old = 1
+    return old
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

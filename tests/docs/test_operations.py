@@ -61,6 +61,7 @@ def test_commands_exist(file: Path) -> None:
     for words in re.findall(r"\blbagent ([a-z]+)(?= |`|$)", file.read_text(), re.MULTILINE):
         assert words in VERBS or words in {
             "agent",
+            "balances",
             "is",
             "does",
             "itself",

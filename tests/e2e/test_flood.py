@@ -118,7 +118,9 @@ def test_every_flood_at_once(fresh: Callable[..., Cluster], attach: str) -> None
     assert len(tally.failures) <= 0.05 * (tally.total + len(tally.failures)), Counter(tally.failures)
     assert [ask for talker in talkers for ask in talker.ask()] == ["b1"] * 12
     assert all(b"b1" in traffic.request(sock) for sock in silent)
-    assert [dict(each.outcomes).keys() for each in conversations] == [{"b1"}, {"b1"}]
+    for each in conversations:  # a datagram may be lost on a busy machine, or be answered late
+        assert each.outcomes.pop("TimeoutError", 0) <= 1
+        assert each.outcomes.keys() == {"b1"}
     assert "from flows that were not established" in conditions["table-overflows"]
     assert "10.77.1.2:8080/TCP (e2e/web)" in conditions[SHORT] or "10.77.1.2:5353/UDP (e2e/dns)" in conditions[SHORT]
     reclaimed = [x for x in cluster.agent.api.metrics().splitlines() if x.startswith("lbagent_snat_reclaimed_total ")]

@@ -116,7 +116,7 @@ async def test_the_metrics_port() -> None:
 
 async def test_a_port_that_is_taken_is_a_problem_until_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """kube-proxy has the same ports while both run."""
-    monkeypatch.setattr(node_servers, "RETRY_S", 0.05)
+    monkeypatch.setattr(node_servers, "BIND_RETRY_DELAY_S", 0.05)
     world = World()
     with socket.create_server(("127.0.0.1", world.healthz)), socket.create_server(("127.0.0.1", world.metrics)):
         async with world.running():

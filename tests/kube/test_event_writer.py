@@ -56,7 +56,7 @@ def api() -> Api:
 
 @pytest.fixture
 async def writer(api: Api, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EventWriter]:
-    monkeypatch.setattr(event_writer, "RETRY_S", 0.01)
+    monkeypatch.setattr(event_writer, "EVENT_RETRY_DELAY_S", 0.01)
     one = EventWriter(api, "node-1", clock=lambda: 0.0)  # type: ignore[arg-type]
     task = asyncio.create_task(one.run())
     yield one

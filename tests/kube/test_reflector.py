@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 from aiohttp import web
 
+from lbagent.kube.reflector import error_of, is_version_too_large
 from tests.kube.api_server import ApiServer, status
 from tests.kube.cluster import (
     HEADLESS,
@@ -221,6 +223,7 @@ FAULTS = [
 MOST_REQUESTS = 60  # in the two seconds that the longest fault takes, of four resources with pauses of 0.02 to 0.2 s
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_after_a_fault_it_holds_what_a_fresh_list_holds(fault, follower: Follower, api: ApiServer) -> None:
     before = sum(api.requests.values()) - api.requests["watch backendstates"] - api.requests["list backendstates"]
@@ -369,3 +372,20 @@ async def test_a_storm(api: ApiServer, tmp_path: Path, seed: int) -> None:
         api.answers.clear()
         await api.put(service("last", "10.96.10.1"))
         await follower.converges()
+
+
+# --- what the server says ---
+
+
+@pytest.mark.parametrize(
+    ("body", "is_too_large"),
+    [
+        ('{"code": 504, "message": "x", "details": {"causes": [{"reason": "ResourceVersionTooLarge"}]}}', True),
+        ('{"code": 504, "message": "Too large resource version: 9, current: 8"}', True),  # a server that names no cause
+        ('{"code": 504, "message": "Timeout", "details": {"causes": [{"reason": "FieldValueInvalid"}]}}', False),
+        ('{"code": 504, "details": {"causes": null}}', False),
+        ('{"code": 504, "details": null}', False),
+    ],
+)
+def test_a_server_that_is_behind_names_the_cause(body: str, is_too_large: bool) -> None:
+    assert is_version_too_large(error_of(msgspec.Raw(body.encode()))) is is_too_large

@@ -14,9 +14,8 @@ from aiohttp import web
 
 from lbagent.errors import LbError
 from lbagent.kube.leases import LeaseCache, lease_of
-from lbagent.kube.list_and_watch import error_of, events_of, page_of
 from lbagent.kube.object_cache import UnreadableAnswer, metadata_of
-from lbagent.kube.reflector import Reflector
+from lbagent.kube.reflector import Reflector, error_of, events_of, page_of
 from lbagent.kube.resources import Resource
 from lbagent.objects.decode.decode_object import decode_json, decode_object
 from lbagent.objects.records import Origin

@@ -167,7 +167,10 @@ def test_open_connections_outlive_the_move_of_their_address(link: Link) -> None:
     wait_for(lambda: time.monotonic_ns() > first_end, "the end that was written first", 20)  # moved on: the node lives
     assert before.ask() == before.first
     assert between.ask() == between.first
-    assert f"connections from before go on by {leader.name}" in heir.agent.cli("vip", "why", VIP).stdout
+    assert (
+        f"existing connections are forwarded to the previous leader {leader.name}"
+        in heir.agent.cli("vip", "why", VIP).stdout
+    )
     assert "fwd_former_leader" in heir.agent.api.metrics()
     link.cordon(leader, undo=True)
     link.until_led(VIP, by=leader)

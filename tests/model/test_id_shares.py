@@ -55,7 +55,7 @@ def test_a_served_frontend_goes_on_with_the_backends_that_have_ids() -> None:
     (text,) = errors(ids).values()
     assert text == (
         "4 of 4 backend ids are in use: no id for 10.0.0.5:80/TCP, 10.0.0.6:80/TCP;"
-        " the frontend goes on with 1 of 3 backends"
+        " the frontend continues with 1 of 3 backends"
     )
     assert ids.finds_more is False
 
@@ -199,6 +199,7 @@ def test_service_ids_go_to_cluster_ips_first_then_by_age() -> None:
         assert len(ids.errors) == 8 - count
 
 
+@pytest.mark.long
 def test_a_service_with_more_frontends_than_ids_leaves_those_of_others() -> None:
     """65,600 externalIPs of one Service sort first; 20 older Services have their ClusterIPs on a node that starts."""
     port = (member(1),)
@@ -271,6 +272,7 @@ def needs(row: SVC, now: Container[L3n4Addr], numbers: Container[L3n4Addr]) -> i
     return 1 if row.frontend in now else sum(each.address not in numbers for each in row.backends)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("most", [0, 5])
 @settings(max_examples=150, deadline=None)
 @given(history=st.lists(CONTENTS, min_size=1, max_size=6))

@@ -9,16 +9,16 @@ from typing import Any
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from lbagent.maps.reasons import Reason
+from lbagent.maps.reasons import Reason, label
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
+from lbagent.model.histogram import Histogram
 from lbagent.model.service import SVC, ServiceName, SVCTrafficPolicy, SVCType
 from lbagent.model.state import State
 from lbagent.objects.records import ObjectChange
 from lbagent.observe.apilb_metrics import APILB_METRICS, ApilbSample, ServerSample
 from lbagent.observe.kube_proxy_metrics import KUBE_PROXY_METRICS, KubeProxySample
 from lbagent.observe.metrics import ANNOUNCE_METRICS, Snapshot, SourceSample, every_metric, families, render
-from lbagent.sync.histogram import Histogram
 from lbagent.sync.sync_record import SyncRecord
 
 TEXT = Path(__file__).with_name("exposition.txt")
@@ -58,7 +58,7 @@ def whole() -> Snapshot:
         ready=True,
         state=STATE,
         states=STATES,
-        reasons={Reason.FWD_NEW: (1, 2)},
+        reasons={label(Reason.FWD_NEW): (1, 2)},
         services={7: (10, 1000)},
         backends={1: (6, 600), 2: (4, 400)},
         live_flows={1: 3},
@@ -136,7 +136,7 @@ def test_agent_and_state() -> None:
 
 
 def test_packets_by_reason() -> None:
-    parsed = _parsed(reasons={Reason.FWD_ESTABLISHED: (2**40, 2**50), Reason.DROP_NO_BACKEND: (1, 60)})
+    parsed = _parsed(reasons={label(Reason.FWD_ESTABLISHED): (2**40, 2**50), label(Reason.DROP_NO_BACKEND): (1, 60)})
     assert parsed["lbagent_packets_total"] == {
         (("reason", "fwd_established"),): 2**40,
         (("reason", "drop_no_backend"),): 1,

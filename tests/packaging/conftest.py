@@ -13,6 +13,13 @@ _RENDERER = BuiltOnce("renderer", build_renderer)
 pytest_collection_finish = _RENDERER.begin
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what renders: the program is built once, which takes a minute."""
+    for item in items:
+        if "renderer" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session")
 def renderer() -> Path:
     return _RENDERER.result()

@@ -13,7 +13,7 @@ from lbagent.textfile import yamldoc
 from lbagent.textfile.field_path import FieldPath, path_text
 from lbagent.textfile.read_text import MAX_BYTES, UnreadableManifest, decode_text, read_text
 from lbagent.textfile.yamldoc import Lines, YamlError
-from lbagent.wrong_value import wrong_type
+from lbagent.value_errors import wrong_type
 
 STDIN, STDIN_NAME = "-", "stdin"
 _ONE_LINE = Lines(1, {})

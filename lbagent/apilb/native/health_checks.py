@@ -1,4 +1,4 @@
-"""The checkers that are running: one for each address and ProbeSpec, shared by the instances that ask the same of a server."""
+"""The checkers that are running: one for each address and ProbeSpec, shared by instances with the same check of a server."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 
 from lbagent.apilb.native.kept_state import KeptHealth
 from lbagent.model.address import L3n4Addr
+from lbagent.model.histogram import Histogram
 from lbagent.probes.check_time import LoopClock
 from lbagent.probes.checker import Checker, Health
 from lbagent.probes.https_probe import Contexts, HttpsProbe
 from lbagent.probes.probe_protocol import Outcome, Result
 from lbagent.probes.probe_spec import ProbeSpec
-from lbagent.sync.histogram import Histogram
 from lbagent.task_failure import log_failure
 
 Key = tuple[L3n4Addr, ProbeSpec]
@@ -25,7 +25,7 @@ MANY_A_SECOND, FRESH_A_SECOND = 25.0, 8.0
 
 
 class HealthChecks:
-    """Starts, ends and asks checkers. Use it inside the event loop."""
+    """Starts, ends and reads checkers. Use it inside the event loop."""
 
     def __init__(self, on_change: Callable[[], None], kept: Iterable[KeptHealth]) -> None:
         """`kept` is how servers were when an earlier agent ended: it holds until they are found to be otherwise."""

@@ -56,7 +56,7 @@ class Kept(Struct, frozen=True):
 
 
 class KeptFile:
-    """The file. `problem` says why it cannot be written."""
+    """The file. `problem` is why it cannot be written."""
 
     def __init__(self, state_dir: str) -> None:
         self.path = os.path.join(state_dir, FILE)
@@ -77,7 +77,7 @@ class KeptFile:
         return kept
 
     def write(self, kept: Kept) -> None:
-        """Replace the file; called in a thread. What cannot be written is said once, in `problem`, and changes nothing."""
+        """Replace the file; called in a thread. A failure is logged once, and kept in `problem`."""
         try:
             make_private(os.path.dirname(self.path))
             replace_private(self.path, msgspec.json.encode(kept))

@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lbagent.bpf.compiler.c_source import constants
+from lbagent.bpf.compiler.c_source import constants, flow_constants
 from lbagent.errors import CompileError, LayoutMismatch
 from lbagent.kernel.opcodes import CALL, INSN_BYTES, LD_IMM64, PSEUDO_CALL, PSEUDO_MAP_FD, PSEUDO_MAP_VALUE, decode
 from lbagent.maps import layout
@@ -125,6 +125,7 @@ def current_layouts() -> dict[str, Any]:
         "record": {item.name: [list(pair) for pair in item.fields] for item in layout.LAYOUTS},
         "map": {name: [int(spec.type), spec.key_size] for name, spec in map_specs().items()},
         "constant": constants(),
+        "bits of flows": flow_constants(),
     }
 
 

@@ -1,4 +1,4 @@
-"""C sources -> one text a compile unit: local includes flattened with `#line`, constants generated from maps/layout.py.
+"""C sources -> one text a compile unit: local includes flattened with `#line`, constants generated from maps/*layout.py.
 
 BCC does not rewrite code in included headers, and clang errors must still name the real file; hence the flattening.
 Pure: reads files, nothing else. Source: docs/datapath.md (units and names).
@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from lbagent.bpf.compiler.rewrite import CAS_CALL, ENTRY6_CALL, MAP_WORDS
 from lbagent.bpf.hooks import CONTEXTS
 from lbagent.bpf.tail_calls import TAIL_CALLS, call_slot, program_functions
 from lbagent.errors import CompileError
-from lbagent.maps import layout
+from lbagent.maps import flow_layout, layout
 from lbagent.maps.reasons import REASON_SLOTS, Event, Reason
 from lbagent.maps.specs import MAP_BASE, MAP_NAMES
 from lbagent.model.family import Family
@@ -131,8 +134,9 @@ _C_TYPES = {"u8": "u8", "u16": "u16", "u32": "u32", "u64": "u64", "be16": "__be1
 
 def prelude() -> str:
     """Return the generated C text: constants, map numbers, structs with their size and offset checks."""
-    parts = ['#line 1 "generated from maps/layout.py"']
+    parts = ['#line 1 "generated from maps/layout.py and maps/flow_layout.py"']
     parts += [f"#define {name} {value}" for name, value in constants().items()]
+    parts += [f"#define {name} {value}" for name, value in flow_constants().items()]
     parts += _maps()
     for record in layout.LAYOUTS:
         parts += _struct(record)
@@ -145,17 +149,21 @@ _ENUMS: tuple[tuple[str, type[IntEnum]], ...] = (
     ("DEVICE", layout.DeviceFlag),
     ("CONFIG", layout.ConfigFlag),
     ("MIGRATE", layout.MigrateWhat),
+    ("CT", flow_layout.FlowState),
+    ("FIN", flow_layout.Fin),
+    ("FORWARD", flow_layout.ForwardMode),
     ("REASON", Reason),
     ("EVENT", Event),
 )
 
 
 def constants() -> dict[str, int]:
-    """Return layout.py's upper-case ints (map creation flags excepted) and its enums, by their names in C."""
+    """Return the upper-case ints of layout.py and flow_layout.py and their enums, by their names in C."""
     found = {
         name: value
-        for name, value in vars(layout).items()
-        if name.isupper() and type(value) is int and not name.startswith(("_", "F_"))
+        for module in (layout, flow_layout)
+        for name, value in vars(module).items()
+        if name.isupper() and type(value) is int and not name.startswith("_")
     }
     found["REASON_SLOTS"] = REASON_SLOTS
     found.update((f"CALL_{call.name.upper()}", call_slot(call.name, Family.IPV4)) for call in TAIL_CALLS)
@@ -163,6 +171,51 @@ def constants() -> dict[str, int]:
     found.update(MAP_WORDS)
     found.update((f"{prefix}_{item.name}", int(item)) for prefix, enum in _ENUMS for item in enum)
     return found
+
+
+class _CWords(NamedTuple):
+    """How C names the words of a record of flow_layout.py, and their fields."""
+
+    records: Mapping[Family, flow_layout.WordRecord]
+    numbers: str  # NUMBERS_WORD is a word's number in the record
+    fields: Mapping[str, str]  # by word: PREFIX_FIELD_SHIFT, _BITS and _MASK are a field's place in it
+
+
+_C_WORDS = (
+    _CWords(
+        flow_layout.FLOW, "E", {"owner": "OWNER", "vip": "VIP", "value": "V", "seen": "SEEN", "checksum": "CHECKSUM"}
+    ),
+    _CWords(flow_layout.SNAT, "SNAT_SLOT", {"holder": "SNAT_SLOT", "meta": "SNAT_META"}),
+)
+
+
+def flow_constants() -> dict[str, str]:
+    """Return what C knows of the words of flow entries and SNAT slots: name -> expression, which may depend on LB_FAMILY.
+
+    A word's own name is left out of its fields' (`vip_port` of the word `vip` is VIP_PORT), and a field that fills its word has
+    no shift and no mask.
+    """
+    by_family: dict[str, dict[Family, str]] = defaultdict(dict)
+    for words in _C_WORDS:
+        for family, record in words.records.items():
+            for number, word in enumerate(record.word_names):
+                by_family[f"{words.numbers}_{word.upper()}"][family] = str(number)
+            for name, field in record.fields.items():
+                if field.width < 64:
+                    word = record.word_names[field.word]
+                    parts = [words.fields[word], *name.removeprefix(word).strip("_").upper().split("_")]
+                    prefix = "_".join(part for part in parts if part)
+                    by_family[f"{prefix}_SHIFT"][family] = str(field.shift)
+                    by_family[f"{prefix}_BITS"][family] = str(field.width)
+                    by_family[f"{prefix}_MASK"][family] = f"{field.mask:#x}ULL"
+    return {name: _of_family(values) for name, values in by_family.items()}
+
+
+def _of_family(values: Mapping[Family, str]) -> str:
+    four, six = (values.get(family) for family in Family)
+    if four and six and four != six:
+        return f"(LB_FAMILY == 4 ? {four} : {six})"
+    return four or six or ""
 
 
 # A constant that bpf/compiler/rewrite.py makes a descriptor, an address or a setting of. Behind `asm` the compiler can neither

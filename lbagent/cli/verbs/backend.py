@@ -24,7 +24,7 @@ POLL_S = 0.5
 PROGRESS_S = 5.0  # seconds between two lines of progress, at the least
 ANSWER_S = 2.0  # an agent has this long for an answer, however short the wait
 RECONNECT_S = 60.0  # a drain is followed again when an agent that went away is back within this time
-OLD_S = 1.0  # counts older than this are said to be old
+STALE_AFTER_S = 1.0  # counts older than this are said to be old
 
 
 def listing(rows: list[Row], *, always: bool = False) -> Listing:
@@ -41,7 +41,7 @@ def show(rows: list[Row], style: Style) -> None:
     """Print backends; say on stderr how old their counts of flows are when they are old."""
     output.show(listing(rows), rows, style)
     age_s = max((row.get("flows_age_s", 0.0) for row in rows), default=0.0)
-    if age_s > OLD_S and style.form in ("table", "wide"):
+    if age_s > STALE_AFTER_S and style.form in ("table", "wide"):
         click.echo(f"flows were counted {age_s:.0f} s ago", err=True)
 
 

@@ -42,6 +42,9 @@ def check(**flags: Any) -> int:
             click.echo(f"{announce}: ok")
     if settings is None or faults:
         raise ConfigError("\n".join(faults))
+    from lbagent.targets.renderers import chosen
+
+    chosen(settings)
     if settings.manifests and Path(settings.manifests).is_dir():
         refused = not _manifests_are_good(settings)
     click.echo(f"{flags['file'] or 'configuration'}: ok")

@@ -42,10 +42,7 @@ def list_(socket: str, namespace: str, style: Style) -> None:
         output.show(LISTING, rows, style)
         output.say_nothing_found("service", rows, {"namespace": namespace}, style)
         if style.form in ("table", "wide"):
-            _warn(client, sum(row["namespace"] == RESTORED for row in rows))
-
-
-RESTORED = "?"  # the namespace of what the maps serve and no object names now
+            _warn(client, sum(row.get("restored", False) for row in rows))
 
 
 def _warn(client: AgentClient, restored: int) -> None:

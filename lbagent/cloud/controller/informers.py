@@ -1,4 +1,4 @@
-"""The Services and Nodes of the API server, followed: the last word on each, and a call for each change."""
+"""The Services and Nodes of the API server, followed: the newest version of each, and a call for each change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OnChanges = Callable[[Sequence[ObjectChange]], None]
 
 
 class Informers:
-    """Two reflectors. What the controller writes itself is there at once (`absorb`), not when the watch tells of it."""
+    """Two reflectors. What the controller writes itself is there at once (`absorb`), not when the watch brings it."""
 
     def __init__(self, client: KubeClient, timing: KubeTiming) -> None:
         self._client, self._timing = client, timing

@@ -68,7 +68,7 @@ NOT_READ: dict[type[Struct], str] = {
     wire.ServiceSpec: "allocateLoadBalancerNodePorts externalName ipFamily topologyKeys trafficDistribution",
     wire.Ingress: "hostname ports",
     wire.ServiceStatus: "conditions",
-    wire.Reference: "apiVersion fieldPath resourceVersion uid",
+    wire.ObjectReference: "apiVersion fieldPath resourceVersion uid",
     wire.Endpoint: "deprecatedTopology hostname topology",
     wire.Address: "hostname",
     wire.NodeCondition: "lastHeartbeatTime lastTransitionTime reason status",

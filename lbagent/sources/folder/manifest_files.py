@@ -242,7 +242,8 @@ class ManifestFiles:
                         f"the object is given twice, first in {where}",
                         "the first one is used",
                         "metadata.name",
-                        f"{kind} {key}",
+                        kind,
+                        key,
                         other.origin.file,
                         other.origin.line,
                     )

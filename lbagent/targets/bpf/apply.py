@@ -16,13 +16,13 @@ from lbagent.errors import KernelError, LbError
 from lbagent.maps import backend_codec, frontend_codec
 from lbagent.maps.frontend_codec import FrontendEntries
 from lbagent.maps.lbmaps import LBMaps
+from lbagent.maps.specs import MapRole
 from lbagent.model.address import L3n4Addr
 from lbagent.model.cooperative import BETWEEN_YIELDS, Cooperative, run_whole
 from lbagent.model.family import Family
 from lbagent.targets.bpf.backends import reference_counts
 from lbagent.targets.bpf.replay import entries_by_owner, parts_of, replay
-from lbagent.targets.bpf.shadow import Shadow
-from lbagent.targets.bpf.shadow_frontend import PartialFrontend
+from lbagent.targets.bpf.shadow import PartialFrontend, Shadow
 from lbagent.targets.bpf.steps import GUARDED, FrontendChange, Kind, Owner, Phase, Plan, Step
 
 TABLES_AT_ONCE = 8  # Maglev tables: some 10 ms each to be made, and one grace period of the kernel for all
@@ -207,10 +207,12 @@ class _Run:
         elif step.kind is Kind.PATH_BODY:
             for first, records in step.runs(start, stop):
                 shadow.set_path_bodies(family, first, records)
-        elif step.map.endswith("_backend") and step.kind is Kind.PUT:
+        elif shadow.specs[step.map].role is not MapRole.BACKEND:
+            return
+        elif step.kind is Kind.PUT:
             for first, rows in step.runs(start, stop):
                 shadow.set_rows(family, first, rows)
-        elif step.map.endswith("_backend"):
+        else:
             for ident in step.numbers(start, stop):
                 shadow.delete_row(family, ident)
 

@@ -21,8 +21,7 @@ from lbagent.model.further_sources import further_stride
 from lbagent.model.service import SVC
 from lbagent.model.state import State
 from lbagent.targets.bpf.further_paths import further_records, live_further_ids, path_record
-from lbagent.targets.bpf.shadow import PIN, Shadow, is_selectable, reference, state_of
-from lbagent.targets.bpf.shadow_frontend import PartialFrontend, ShadowFrontend
+from lbagent.targets.bpf.shadow import PIN, PartialFrontend, Shadow, ShadowFrontend, is_selectable, reference, state_of
 from lbagent.targets.bpf.steps import NO_OWNER, FrontendChange, Owner, Phase, Steps
 
 _NOT_COUNTED: tuple[int, Backend | None] = (0, None)

@@ -14,8 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from msgspec import Struct
-
 from lbagent.bpf.run.former_backends import FormerBackends
 from lbagent.errors import LbError, MapFull
 from lbagent.maps.flow_reader import Pair, udp_pairs
@@ -39,26 +37,19 @@ from lbagent.targets.bpf.namespace_use import BACKEND_IDS, SERVICE_IDS, largest_
 from lbagent.targets.bpf.plan import PathProvider, plan_paths, planning
 from lbagent.targets.bpf.restore import Restored, give_ids, id_assigner, nothing_restored, restore
 from lbagent.targets.bpf.retention import Retention, restored_state, restoring
-from lbagent.targets.bpf.shadow_frontend import may_name
+from lbagent.targets.bpf.shadow import may_name
 from lbagent.targets.bpf.steps import Plan
+from lbagent.targets.data_plane import Counts
 
 log = logging.getLogger(__name__)
 RESYNC_S = 60.0
-
-
-class Counts(Struct):
-    """What the target did since it began."""
-
-    syncs: int = 0  # plans applied
-    errors: int = 0
-    writes: int = 0
-    last_duration_s: float = 0.0
 
 
 class BpfTarget:
     """Owner of the ids and of the Shadow. A large pass is done in slices, between which the event loop runs other tasks."""
 
     name = "bpf"
+    needs_facts = False
 
     def __init__(self, maps: LBMaps, restored: Restored, ids: IdAssigner, paths: PathProvider, node_name: str) -> None:
         """`restored` is what was read from the maps; `node_name` names the node of its local backends. Nothing is written yet."""

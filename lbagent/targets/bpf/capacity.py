@@ -36,9 +36,8 @@ from lbagent.model.flags import ServiceFlags
 from lbagent.model.id_claims import namespace_of
 from lbagent.model.service import MAX_SLOTS, SVC
 from lbagent.targets.bpf.map_shares import MapShares, wanted_counts
-from lbagent.targets.bpf.retention import RESTORED, as_found
-from lbagent.targets.bpf.shadow import Shadow
-from lbagent.targets.bpf.shadow_frontend import LIMITED_MAPS, Limited
+from lbagent.targets.bpf.retention import as_found
+from lbagent.targets.bpf.shadow import LIMITED_MAPS, Limited, Shadow
 
 _MATCHES = "lb_affinity_match"
 _NAMED = 3  # backends or ranges that a message names
@@ -385,7 +384,7 @@ def _within_limits(svc: SVC, backends: int, old: FrontendEntries) -> SVC:
 
 def _entries(svc: SVC, old: FrontendEntries) -> FrontendEntries:
     new = frontend_codec.encode(svc)
-    return as_found(new, old) if svc.name is RESTORED else new
+    return as_found(new, old) if svc.is_restored else new
 
 
 def _grown(new: FrontendEntries, old: FrontendEntries) -> Limited:

@@ -15,9 +15,7 @@ from lbagent.model.further_sources import further_stride
 from lbagent.model.service import SVC
 from lbagent.model.state import State
 from lbagent.targets.bpf.further_paths import ids_of, number_of
-from lbagent.targets.bpf.retention import RESTORED
-from lbagent.targets.bpf.shadow import Shadow
-from lbagent.targets.bpf.shadow_frontend import ShadowFrontend
+from lbagent.targets.bpf.shadow import Shadow, ShadowFrontend
 from lbagent.targets.bpf.steps import FrontendChange, Plan
 
 
@@ -64,7 +62,7 @@ def stale_pairs(pairs: Iterable[Pair], state: State, shadow: Shadow) -> Iterator
 def _udp_changes(plan: Plan) -> Iterator[tuple[FrontendChange, SVC]]:
     for owner, change in enumerate(plan.changes):
         svc = change.svc
-        if svc is not None and _is_udp(svc) and svc.name is not RESTORED and owner not in plan.refused:
+        if svc is not None and _is_udp(svc) and not svc.is_restored and owner not in plan.refused:
             yield change, svc
 
 

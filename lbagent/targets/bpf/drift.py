@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from lbagent.maps import backend_codec, frontend_codec
 from lbagent.maps.layout import U32, PathFlag, u32_values
 from lbagent.maps.lbmaps import LBMaps, PathInfo
+from lbagent.maps.specs import MapRole
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.family import Family
@@ -19,8 +20,7 @@ from lbagent.model.state import State
 from lbagent.targets.bpf.backends import each_backend
 from lbagent.targets.bpf.further_paths import further_records, path_record
 from lbagent.targets.bpf.record_array import RecordArray
-from lbagent.targets.bpf.shadow import Shadow
-from lbagent.targets.bpf.shadow_frontend import ShadowFrontend, map_entries, strays_of
+from lbagent.targets.bpf.shadow import Shadow, ShadowFrontend, map_entries, strays_of
 
 SLICE = 64  # frontends between two yields: well under a millisecond of map reads each
 PIECE = 1 << 18  # bytes of path records compared between two yields
@@ -194,7 +194,7 @@ def _others(maps: LBMaps, wanted: Mapping[str, set[bytes]], ids: Mapping[str, se
         if {key + value for key, value in maps.items(name)} != keys:
             yield f"{name} is not what was written"
     for name, numbers in ids.items():
-        if name.endswith("_maglev"):
+        if maps.specs[name].role is MapRole.MAGLEV:
             wrong = maps.maglev_ids(name) ^ numbers
         else:
             wrong = {ident for ident in numbers if (maps.get(name, U32.pack(ident)) or b"").strip(b"\0")}

@@ -130,7 +130,7 @@ def _with_ids(state: State, known: KnownIds) -> tuple[State, list[Message]]:
     backend_ids.restore(known.backends)
     ids = IdAssigner(service_ids, backend_ids)
     assigned = ids.assign(state)
-    return assigned, [Message(str(error), "", "", frontend.with_protocol()) for frontend, error in ids.errors]
+    return assigned, [Message(str(error), key=frontend.with_protocol()) for frontend, error in ids.errors]
 
 
 def _written(state: State, maglev_table_size: int) -> tuple[MemoryMaps, list[Message]]:
@@ -138,7 +138,7 @@ def _written(state: State, maglev_table_size: int) -> tuple[MemoryMaps, list[Mes
     maps = MemoryMaps(_ample_sizes(state, maglev_table_size))
     shadow = Shadow(maps.sizes)
     result = apply(plan(state, shadow, lambda _: PathInfo()), maps, shadow)
-    failed = [Message(str(error), subject=frontend.with_protocol()) for frontend, error in result.failed.items()]
+    failed = [Message(str(error), key=frontend.with_protocol()) for frontend, error in result.failed.items()]
     return maps, failed
 
 

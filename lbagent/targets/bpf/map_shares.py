@@ -17,8 +17,7 @@ from lbagent.model.fair_share import allowed_entries, fair_targets, guard_of
 from lbagent.model.id_claims import namespace_of
 from lbagent.model.service import MAX_SLOTS, SVC
 from lbagent.model.state import State
-from lbagent.targets.bpf.shadow import Shadow
-from lbagent.targets.bpf.shadow_frontend import LIMITED_MAPS, Limited, limited_counts
+from lbagent.targets.bpf.shadow import LIMITED_MAPS, Limited, Shadow, limited_counts
 
 _NONE: Limited = (0, 0, 0)
 Key = TypeVar("Key")

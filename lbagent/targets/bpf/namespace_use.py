@@ -9,7 +9,7 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
 from lbagent.model.id_claims import namespace_of
 from lbagent.model.service import SVC
-from lbagent.targets.bpf.shadow_frontend import entry_counts
+from lbagent.targets.bpf.shadow import entry_counts
 
 BACKEND_IDS, SERVICE_IDS = "backend ids", "service ids"
 _SHOWN = 3

@@ -16,6 +16,7 @@ from lbagent.maps import frontend_codec, prefilter
 from lbagent.maps.frontend_codec import NO_ENTRIES, FrontendEntries
 from lbagent.maps.layout import U16, U32
 from lbagent.maps.lbmaps import PathInfo, service_counter
+from lbagent.maps.specs import MapRole
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.cooperative import BETWEEN_YIELDS, Cooperative, run_whole
@@ -25,8 +26,7 @@ from lbagent.targets.bpf.backends import BackendPlanner
 from lbagent.targets.bpf.capacity import Fit, MapCapacity, Undecided
 from lbagent.targets.bpf.map_shares import counting, deferred_wants, fit_without_shares
 from lbagent.targets.bpf.ranges import range_steps, range_steps_in_full_map
-from lbagent.targets.bpf.shadow import Shadow
-from lbagent.targets.bpf.shadow_frontend import map_entries, strays_of
+from lbagent.targets.bpf.shadow import Shadow, map_entries, strays_of
 from lbagent.targets.bpf.steps import NO_OWNER, FrontendChange, Phase, Plan, Steps
 
 _NOTHING = Fit(None, NO_ENTRIES)
@@ -34,7 +34,7 @@ PathLookup = Callable[[Backend], PathInfo]  # how a backend is reached
 
 
 class PathProvider(Protocol):
-    """How backends are reached now (agent/network.py)."""
+    """How backends are reached now (targets/bpf/network_follower.py)."""
 
     def path(self, backend: Backend) -> PathInfo:
         """Return the path to a backend."""
@@ -271,10 +271,11 @@ def _stray_steps(
     """Take away what a change of the id that broke off left under an id that the frontend does not get."""
     affinity = {frontend_codec.affinity_match_key(new.id, ident) for ident in new.affinity}
     for name, key in sorted(strays):
-        if name == "lb_affinity_match":
+        role = shadow.specs[name].role
+        if role is MapRole.AFFINITY_MATCH:
             if key not in affinity:
                 steps.at(Phase.AFFINITY_OUT, name).add(owner, key)
-        elif name.endswith("_maglev"):
+        elif role is MapRole.MAGLEV:
             if key != U32.pack(new.id) or not new.members:
                 steps.at(Phase.TABLE_OUT, name).add(owner, key)
         elif key != U32.pack(new.id):
@@ -291,9 +292,9 @@ def _filter_steps(steps: Steps, shadow: Shadow, bits: Iterable[int]) -> None:
 
 def _orphan_steps(steps: Steps, shadow: Shadow) -> None:
     for name, key in shadow.orphans:
-        phase, value = Phase.ORPHAN_OUT, b""
-        if name.endswith("_maglev"):
+        phase, value, spec = Phase.ORPHAN_OUT, b"", shadow.specs[name]
+        if spec.role is MapRole.MAGLEV:
             phase = Phase.ORPHAN_TABLE_OUT
-        elif name.endswith("_reverse_nat"):
-            phase, value = Phase.ORPHAN_REVERSE_OUT, bytes(shadow.specs[name].value_size)
+        elif spec.role is MapRole.REVERSE_NAT:
+            phase, value = Phase.ORPHAN_REVERSE_OUT, bytes(spec.value_size)
         steps.at(phase, name).add(NO_OWNER, key, value)

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from lbagent.maps import frontend_codec
 from lbagent.maps.frontend_codec import NO_ENTRIES, FrontendEntries
 from lbagent.maps.layout import U32
-from lbagent.targets.bpf.shadow_frontend import map_entries, strays_of
+from lbagent.maps.specs import MapRole, roles
+from lbagent.targets.bpf.shadow import map_entries, strays_of
 from lbagent.targets.bpf.steps import FrontendChange, Kind, Phase, Plan, Step
 
 Stray = tuple[str, bytes]  # map, key
@@ -61,30 +62,33 @@ def replay(change: FrontendChange, done: Sequence[tuple[Step, int]]) -> tuple[Fr
 
 def _id_of(map_name: str, key: bytes) -> int | None:
     """Return the id of the service that a key names, where the rows of a frontend have one id for all keys of the map."""
-    if map_name == "lb_affinity_match":
-        return frontend_codec.affinity_match_ids(key)[0]
-    return int(U32.unpack(key)[0]) if map_name.endswith(("_reverse_nat", "_maglev")) else None
+    match roles().get(map_name):
+        case MapRole.AFFINITY_MATCH:
+            return frontend_codec.affinity_match_ids(key)[0]
+        case MapRole.REVERSE_NAT | MapRole.MAGLEV:
+            return int(U32.unpack(key)[0])
+        case _:
+            return None
 
 
 def _replay_one(rows: FrontendEntries, new: FrontendEntries, step: Step, entry: int) -> None:
-    key = step.key(entry)
-    if step.map.endswith("_service"):
-        slot = frontend_codec.split_service_key(key)[1]
-        if step.kind is Kind.PUT:
-            rows.slots[slot] = step.value(entry)
-        else:
-            rows.slots.pop(slot, None)
-    elif step.map.endswith("_source_range"):
-        put = step.kind is Kind.PUT
-        rows.ranges = rows.ranges | {key} if put else rows.ranges - {key}
-        verdict = ((key, step.value(entry)),) if put and step.value(entry) != frontend_codec.PRESENT else ()
-        rows.verdicts = tuple(each for each in rows.verdicts if each[0] != key) + verdict
-    elif step.map == "lb_affinity_match":
-        ident = frontend_codec.affinity_match_ids(key)[1]
-        rows.affinity = rows.affinity | {ident} if step.kind is Kind.PUT else rows.affinity - {ident}
-    elif step.map.endswith("_reverse_nat"):
-        rows.reverse = step.value(entry) if step.phase is Phase.REVERSE_IN else b""
-    elif step.kind is Kind.TABLE:
-        rows.members, rows.table = new.members, None
-    elif step.kind is Kind.TABLE_OUT:
-        rows.members, rows.table = (), None
+    key, is_put = step.key(entry), step.kind is Kind.PUT
+    match roles().get(step.map):
+        case MapRole.SERVICE:
+            slot = frontend_codec.split_service_key(key)[1]
+            if is_put:
+                rows.slots[slot] = step.value(entry)
+            else:
+                rows.slots.pop(slot, None)
+        case MapRole.SOURCE_RANGE:
+            rows.ranges = rows.ranges | {key} if is_put else rows.ranges - {key}
+            value = step.value(entry) if is_put else frontend_codec.PRESENT
+            verdict = ((key, value),) if value != frontend_codec.PRESENT else ()
+            rows.verdicts = tuple(each for each in rows.verdicts if each[0] != key) + verdict
+        case MapRole.AFFINITY_MATCH:
+            ident = frontend_codec.affinity_match_ids(key)[1]
+            rows.affinity = rows.affinity | {ident} if is_put else rows.affinity - {ident}
+        case MapRole.REVERSE_NAT:
+            rows.reverse = step.value(entry) if step.phase is Phase.REVERSE_IN else b""
+        case MapRole.MAGLEV:
+            rows.members, rows.table = (new.members if step.kind is Kind.TABLE else ()), None

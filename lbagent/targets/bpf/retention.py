@@ -23,13 +23,11 @@ from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags
-from lbagent.model.service import SVC, Algorithm, ServiceName
+from lbagent.model.service import RESTORED, SVC, Algorithm
 from lbagent.model.state import State
 from lbagent.sync.target_protocol import Provenance
-from lbagent.targets.bpf.shadow import Shadow
-from lbagent.targets.bpf.shadow_frontend import map_entries
+from lbagent.targets.bpf.shadow import Shadow, map_entries
 
-RESTORED = ServiceName("?", "restored")  # no object can be called so: the maps do not name the Service of a frontend
 _ELSEWHERE = "?"  # the node of a restored backend that is not on this one
 _LOCAL = int(PathFlag.LIVE | PathFlag.LOCAL)
 

@@ -15,7 +15,7 @@ from lbagent.maps.layout import U32
 from lbagent.model.address import L3n4Addr
 from lbagent.model.maglev import Member
 from lbagent.model.service import SVC
-from lbagent.targets.bpf.shadow_frontend import ShadowFrontend
+from lbagent.targets.bpf.shadow import ShadowFrontend
 
 
 class Phase(IntEnum):

@@ -9,10 +9,11 @@ import msgspec
 import pytest
 
 from lbagent.apilb.files.pool_document import PoolFaults
-from lbagent.apilb.files.pool_files import PoolFiles, default_state_path, parse_pool_text, read_pool_files
+from lbagent.apilb.files.pool_files import PoolFiles, default_state_path, read_pool_files
 from lbagent.apilb.instance import Mode, OnMarkedDown, Secret, SshAccess
 from lbagent.apilb.native_file import native_file
 from lbagent.probes.probe_spec import ProbeSpec
+from tests.apilb.pool_texts import parse_pool_text
 
 AGENT = {"SSH_AUTH_SOCK": "/run/agent"}
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAA\n-----END OPENSSH PRIVATE KEY-----\n"

@@ -19,6 +19,7 @@ from lbagent.errors import ConfigError
 from lbagent.kernel.sock_diag import ConnectedSocket
 from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.backend import BackendState
+from lbagent.model.message import Message
 from lbagent.objects.records import EndpointSlice, ObjectChange
 from lbagent.probes.probe_protocol import Outcome, Result
 from lbagent.probes.probe_spec import ProbeSpec
@@ -45,11 +46,11 @@ class Host:
         self.servers[name] = servers
         (self.folder / f"{name}.yaml").write_text(" ".join(servers))
 
-    def read(self, path: str) -> tuple[Sequence[Instance], Sequence[str]]:
+    def read(self, path: str) -> tuple[Sequence[Instance], Sequence[Message]]:
         name = Path(path).stem
         servers = Path(path).read_text().split()
         if servers == ["bad"]:
-            raise ConfigError(f"{path}:1: it is bad")
+            raise ConfigError("it is bad", file=path, line=1)
         instance = Instance(
             pool="p", name=name, mode=Mode.NATIVE, bind_address="127.0.0.1:7443", servers=tuple(servers),
             host_config_path=path, health_check=CHECK,
@@ -96,9 +97,9 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
             return
 
     monkeypatch.setattr("lbagent.apilb.native.health_checks.HttpsProbe", FakeProbe)
-    monkeypatch.setattr(native_source, "LOOK_S", 0.01)
+    monkeypatch.setattr(native_source, "POOL_FILE_POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(native_source, "LISTENERS_S", 0.01)
-    monkeypatch.setattr(server_names, "RETRY_S", 0.01)
+    monkeypatch.setattr(server_names, "RESOLVE_RETRY_DELAY_S", 0.01)
     return made
 
 
@@ -198,7 +199,7 @@ async def test_a_file_that_was_never_good_leaves_its_source_untrusted(host: Host
 async def test_a_state_folder_that_cannot_be_written_is_said_and_changes_nothing(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_source, "WRITE_AGAIN_S", 0.05)
+    monkeypatch.setattr(native_source, "WRITE_RETRY_DELAY_S", 0.05)
     host.state.write_text("a file")
     host.write("lb", str(A))
     async with host.source() as source:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from lbagent.bpf.compiler import compile as compiler
-from lbagent.bpf.compiler.c_source import BASE_FLAGS, constants, flatten, prelude
+from lbagent.bpf.compiler.c_source import BASE_FLAGS, constants, flatten, flow_constants, prelude
 from lbagent.errors import CompileError
+from lbagent.maps.flow_layout import FLOW, SNAT, BitField
 from lbagent.maps.specs import MAP_NAMES
+from lbagent.model.family import Family
 
 
 def test_includes_are_put_in_place_once_and_lines_keep_their_names(tmp_path):
@@ -58,3 +60,42 @@ def test_constants_hold_what_the_contract_names():
     assert found["CALL_SLOW_PATH"] == 3
     assert found["METRIC_SERVICE"] == 256
     assert f"#define MAP_lb4_service {1000 + MAP_NAMES.index('lb4_service')}\n" in prelude()
+    assert (found["CT_CLOSING"], found["FIN_BACKEND"], found["FORWARD_REDIRECT"]) == (2, 2, 4)
+
+
+# What headers know of the layout of flows, by the names in maps/flow_layout.py.
+IN_C: dict[str, tuple[dict, str]] = {
+    "OWNER_CLIENT_PORT": (FLOW, "client_port"),
+    "V_GENERATION": (FLOW, "value_generation"),
+    "V_BACKEND": (FLOW, "backend"),
+    "V_FORWARD": (FLOW, "forward"),
+    "SEEN_CLIENT_HOP": (FLOW, "client_hop"),
+    "SNAT_SLOT_CLIENT_PORT": (SNAT, "client_port"),
+    "SNAT_META_GENERATION": (SNAT, "meta_generation"),
+    "SNAT_META_STAMP": (SNAT, "stamp"),
+}
+
+
+@pytest.mark.parametrize("family", Family, ids=str)
+def test_the_compiler_sees_the_layout_of_flows(family):
+    """Shifts, widths, masks and numbers of words, in each family as flow_layout.py has them."""
+    claims = {
+        "E_VALUE": FLOW[family].fields["backend"].word,
+        "E_SEEN": FLOW[family].fields["last_seen"].word,
+        "SNAT_SLOT_META": SNAT[family].fields["stamp"].word,
+    }
+    for name, (records, field_name) in IN_C.items():
+        field: BitField = records[family].fields[field_name]
+        claims |= {f"{name}_SHIFT": field.shift, f"{name}_BITS": field.width, f"{name}_MASK": field.mask}
+    assert claims.keys() <= flow_constants().keys()
+    asserts = "".join(f'_Static_assert({name} == {value}ULL, "{name}");\n' for name, value in claims.items())
+    text = f"#define LB_FAMILY {family}\n{asserts}int xdp(struct xdp_md *ctx) {{ return 2; }}"
+    compiler.compile_text(prelude() + text, BASE_FLAGS, "prelude")
+
+
+def test_the_places_of_a_family_depend_on_it():
+    found = flow_constants()
+    assert found["OWNER_CLIENT_PORT_SHIFT"] == "(LB_FAMILY == 4 ? 16 : 48)"
+    assert found["V_BACKEND_MASK"] == "0xfffff00000000000ULL"
+    assert found["VIP_SHIFT"] == "32", "the field vip of the word vip, which IPv6 fills"
+    assert "CLIENT_END_SHIFT" not in found

@@ -11,12 +11,13 @@ from scapy.layers.sctp import SCTP
 
 from lbagent.bpf.compiler import builder
 from lbagent.bpf.compiler.c_source import Unit, unit_text
-from lbagent.bpf.run.test_run import run_xdp
 from lbagent.kernel import bpf_prog
 from lbagent.maps.layout import PathL4
 from lbagent.model.address import L4Type
+from lbagent.testing.bpf_test_run import run_xdp
 from tests.bpf.support import PROGRAMS
 
+pytestmark = [pytest.mark.root, pytest.mark.bpf]
 UNIT = Unit("l4_table", PROGRAMS / "l4_table.c", "xdp", ("-DLB_HOOK_XDP",))
 LAYERS = {L4Type.TCP: TCP, L4Type.UDP: UDP, L4Type.SCTP: SCTP}
 CSUM_AT = {L4Type.TCP: 16, L4Type.UDP: 6, L4Type.SCTP: 8}  # RFC 9293 §3.1, RFC 768, RFC 9260 §3.1

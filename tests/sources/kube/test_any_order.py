@@ -222,6 +222,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
     return kubeconfig(folder, 1)
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(scripts, st.booleans(), st.sampled_from([False, False, False, True]), st.integers(0, 1 << 30))
 def test_any_interleaving_means_what_a_fresh_list_means(

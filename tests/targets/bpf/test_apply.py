@@ -12,7 +12,7 @@ from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
 from lbagent.maps.layout import U32, PathFlag
 from lbagent.maps.lbmaps import PathInfo
-from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps, fail_at
+from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags
@@ -22,6 +22,7 @@ from lbagent.targets.bpf import capacity, plan
 from lbagent.targets.bpf.apply import apply
 from lbagent.targets.bpf.drift import drift
 from lbagent.targets.bpf.steps import NO_OWNER, Phase, Plan, Steps
+from lbagent.testing.faulty_maps import FaultyMaps, fail_at
 from tests.targets.bpf import plans
 from tests.targets.bpf.plans import SMALL, Node, backend, backends_of, service, wanted_of
 
@@ -443,6 +444,7 @@ def test_pressure_counts_without_walking():
     assert node.shadow.pressure()["lb4_service"] == (4, 1024)
 
 
+@pytest.mark.long
 def test_what_was_carried_out_is_gone_without_a_garbage_collection():
     """A plan of 10,000 services holds tens of MiB."""
     node = Node()

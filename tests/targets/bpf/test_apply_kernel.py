@@ -6,7 +6,7 @@ from lbagent.errors import KernelError
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.memory_maps import FaultyMaps, Killed, fail_at
+from lbagent.testing.faulty_maps import FaultyMaps, Killed, fail_at
 from tests.maps.conftest import private_bpffs
 from tests.targets.bpf.plans import SMALL, Node, backend, service
 from tests.targets.bpf.test_restore import EVERYTHING

@@ -15,7 +15,7 @@ from lbagent.errors import KernelError
 from lbagent.maps.consistency import check
 from lbagent.maps.layout import LB4_PATH
 from lbagent.maps.lbmaps import PathInfo, map_full
-from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps, fail_at
+from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
@@ -23,6 +23,7 @@ from lbagent.model.state import State
 from lbagent.sync import backoff, failures
 from lbagent.sync.target_protocol import Desired, Provenance, SnapshotTarget
 from lbagent.targets.bpf.bpf_target import BpfTarget
+from lbagent.testing.faulty_maps import FaultyMaps, fail_at
 from tests.sync.rig import SMALL, FixedPaths, ListSource, endpoints, make, make_loop, running, service
 from tests.sync.test_loop import until
 from tests.targets.bpf.plans import backends_of

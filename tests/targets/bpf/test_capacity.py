@@ -10,8 +10,9 @@ from lbagent.errors import KernelError
 from lbagent.maps import backend_codec
 from lbagent.maps.consistency import check
 from lbagent.maps.frontend_codec import service_key
-from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps
+from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.service import CIDR, Algorithm
+from lbagent.testing.faulty_maps import FaultyMaps
 from tests.targets.bpf.plans import (
     QUARANTINED,
     SMALL,

@@ -9,12 +9,13 @@ from lbagent.maps import backend_codec
 from lbagent.maps.consistency import check
 from lbagent.maps.layout import LB_COUNTER
 from lbagent.maps.lbmaps import service_counter
-from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps, fail_at
+from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.ids import IdAllocator, IdAssigner
 from lbagent.model.service import CIDR, Algorithm
 from lbagent.targets.bpf import apply as applier
 from lbagent.targets.bpf.drift import drift
+from lbagent.testing.faulty_maps import FaultyMaps, fail_at
 from tests.targets.bpf.plans import (
     MAINTENANCE,
     QUARANTINED,

@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 from ipaddress import ip_address, ip_network
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from lbagent.maps.consistency import check
 from lbagent.maps.lbmaps import LBMaps
-from lbagent.maps.memory_maps import FaultyMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import SVC
 from lbagent.model.state import State
 from lbagent.targets.bpf.drift import drift
+from lbagent.testing.faulty_maps import FaultyMaps
 from tests.targets.bpf.meaning import meaning_of
 from tests.targets.bpf.plans import Node, backends_of, states, wanted_of
 
@@ -137,6 +138,7 @@ def sync_until_it_rests(node: Node) -> None:
     raise AssertionError("a plan writes for ever")
 
 
+@pytest.mark.long
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(worlds(), st.booleans()), min_size=1, max_size=4), rooms())
 def test_what_does_not_fit_opens_nothing_and_is_made_good(sequence, limits):

@@ -346,6 +346,7 @@ class World:
         return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=120, deadline=None)
 @given(history=st.lists(st.tuples(CONTENTS, st.randoms(use_true_random=False)), min_size=1, max_size=6))
@@ -391,6 +392,7 @@ def test_any_history(kind: str, history) -> None:
     assert world.items() == world.wanted, "recovery is complete"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=80, deadline=None)
 @given(

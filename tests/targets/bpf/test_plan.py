@@ -7,12 +7,12 @@ from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.consistency import check
 from lbagent.maps.layout import LB_COUNTER
 from lbagent.maps.lbmaps import PathInfo, backend_counter, service_counter
-from lbagent.maps.memory_maps import FaultyMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.service import CIDR, Algorithm
 from lbagent.targets.bpf.apply import apply
 from lbagent.targets.bpf.plan import differences, plan, plan_paths
 from lbagent.targets.bpf.steps import Phase
+from lbagent.testing.faulty_maps import FaultyMaps
 from tests.targets.bpf.plans import ACTIVE, MAINTENANCE, QUARANTINED, SNAT, TERMINATING, Node, backend, paths, service
 
 ONE, TWO, THREE = (backend(f"10.244.1.{n}:8080") for n in (11, 12, 13))

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from lbagent.errors import KernelError
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
-from lbagent.maps.memory_maps import FaultyMaps, Killed, MemoryMaps, fail_at, fail_often
+from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.family import Family
 from lbagent.targets.bpf.restore import restore
+from lbagent.testing.faulty_maps import FaultyMaps, Killed, fail_at, fail_often
 from tests.targets.bpf.meaning import meaning_of
 from tests.targets.bpf.plans import Node, backends_of, states, wanted_of
 
@@ -51,6 +52,7 @@ def change(node: Node, services) -> None:
     )
 
 
+@pytest.mark.long
 @RELAXED
 @given(st.lists(states(), min_size=2, max_size=4))
 def test_no_prefix_of_the_writes_shows_half_a_service(sequence):
@@ -78,6 +80,7 @@ def test_the_way_does_not_matter(sequence):
     assert_same(again.shadow, node.shadow)
 
 
+@pytest.mark.long
 @settings(RELAXED, max_examples=80)
 @given(st.lists(st.tuples(states(), st.booleans()), min_size=1, max_size=5))
 def test_the_maps_are_those_of_a_fresh_start(sequence):
@@ -115,6 +118,7 @@ def copy_of(maps: MemoryMaps) -> MemoryMaps:
     return twin
 
 
+@pytest.mark.long
 # no shrinking: one example is some hundred restarts
 @settings(
     max_examples=15,

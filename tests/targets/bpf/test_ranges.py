@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from lbagent.errors import KernelError
 from lbagent.maps.consistency import check
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.memory_maps import FaultyMaps, Killed, MemoryMaps, fail_at, fail_often
+from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import CIDR
+from lbagent.testing.faulty_maps import FaultyMaps, Killed, fail_at, fail_often
 from tests.maps.conftest import private_bpffs
 from tests.targets.bpf.plans import SMALL, Node, backend, backends_of, service, wanted_of
 from tests.targets.bpf.test_plan_order import copy_of
@@ -103,6 +104,7 @@ class Door(FaultyMaps):
         assert check(self.inner) == []
 
 
+@pytest.mark.long
 @RELAXED
 @given(worlds)
 def test_no_client_is_admitted_or_refused_for_a_moment(world):
@@ -126,6 +128,7 @@ def test_no_client_is_admitted_or_refused_for_a_moment(world):
     assert restarted.sync().entries == 0
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(worlds)
 def test_a_kill_at_any_write_opens_and_closes_nothing(world):
@@ -156,6 +159,7 @@ def test_a_kill_at_any_write_opens_and_closes_nothing(world):
         assert check(inner, settled=True) == []
 
 
+@pytest.mark.long
 @RELAXED
 @given(worlds, st.integers(0, 1 << 30))
 def test_failing_writes_open_and_close_nothing(world, seed):
@@ -191,6 +195,7 @@ def of_size(ranges: int) -> Node:
     return Node(MemoryMaps(replace(SMALL, source_ranges=ranges)))
 
 
+@pytest.mark.long
 @RELAXED
 @given(worlds, st.integers(0, 5))
 def test_in_a_small_map_no_client_is_admitted_that_no_rule_admits(world, room):
@@ -216,6 +221,7 @@ def test_in_a_small_map_no_client_is_admitted_that_no_rule_admits(world, room):
         }
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(worlds, st.integers(0, 4))
 def test_a_kill_in_a_small_map_admits_no_client_that_no_rule_admits(world, room):

@@ -19,6 +19,7 @@ from tests.targets.bpf.plans import ACTIVE, MAINTENANCE, QUARANTINED, TERMINATIN
 from tests.targets.bpf.test_plan_order import copy_of
 
 
+@pytest.mark.long
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(states())
 def test_what_is_read_back_as_services_is_what_is_there(services):

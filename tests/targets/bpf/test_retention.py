@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from lbagent.errors import KernelError
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
-from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps
+from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
+from lbagent.model.service import RESTORED
 from lbagent.objects.records import OPERATOR, Origin, StateOverride
 from lbagent.targets.bpf import bpf_target
 from lbagent.targets.bpf.restore import restore
-from lbagent.targets.bpf.retention import RESTORED
+from lbagent.testing.faulty_maps import FaultyMaps
 from tests.sync.rig import SMALL, ListSource, endpoints, make, running, service
 from tests.targets.bpf.plans import MAINTENANCE, backends_of
 
@@ -305,6 +306,7 @@ def listed(of_source) -> list:  # type: ignore[no-untyped-def,type-arg]
     ]
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(objects, objects, objects, objects, objects)
 def test_whatever_is_known_of_it_nothing_of_a_missing_source_goes(first_a, first_b, now_a, half_b, now_b):

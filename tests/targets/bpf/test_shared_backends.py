@@ -12,13 +12,14 @@ from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.consistency import check
 from lbagent.maps.layout import LB_COUNTER
 from lbagent.maps.lbmaps import PathInfo, backend_counter
-from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps
+from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.family import Family
 from lbagent.targets.bpf.apply import apply
 from lbagent.targets.bpf.backends import each_backend
 from lbagent.targets.bpf.plan import plan, plan_paths
 from lbagent.targets.bpf.record_array import RecordArray
 from lbagent.targets.bpf.steps import Phase
+from lbagent.testing.faulty_maps import FaultyMaps
 from tests.targets.bpf.plans import (
     ACTIVE,
     MAINTENANCE,

@@ -18,8 +18,8 @@ from lbagent.cloud.controller.nodes.older_instances import instances_of
 from lbagent.cloud.controller.nodes.route_controller import RouteController
 from lbagent.cloud.controller.work_queue import WorkQueue
 from lbagent.cloud.provider import CloudProvider
-from lbagent.cloud.provider_parts import InstancesV2, Routes
-from lbagent.cloud.provider_records import Node
+from lbagent.cloud.provider_api.provider_parts import InstancesV2, Routes
+from lbagent.cloud.provider_api.provider_records import Node
 from lbagent.kube.event_writer import EventLimits, EventWriter
 from lbagent.kube.kube_client import KubeClient
 from lbagent.objects.object_event import ObjectEvent
