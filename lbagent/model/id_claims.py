@@ -86,7 +86,8 @@ def grant(
     limit.
     """
     done: Grants[Key] = Grants(set(), free, dict(used), {})
-    waiting, wanted = list(claims), dict(wanted)
+    all_claims, wanted = list(claims), dict(wanted)
+    waiting, equal = all_claims, capacity // max(1, len(wanted))
     resting = max(0, capacity - free - sum(used.values()))  # of removed keys: free at the next pass
     for claim in waiting if credit else ():
         if due := credit.get(claim.service, 0):
@@ -111,4 +112,8 @@ def grant(
             break
         wanted |= {holder: done.counts.get(holder, 0) for holder in stuck}
         waiting = [claim for claim in refused if namespace_of(claim.service) not in stuck]
+    # What no share can use goes in the order of the claims to namespaces that have less than an equal part of the table.
+    for claim in all_claims if done.free and not fits_soon else ():
+        holder = namespace_of(claim.service)
+        done.take(claim, (min(equal, most) if most else equal) - done.counts.get(holder, 0))
     return done

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -276,6 +276,19 @@ def needs(row: SVC, now: Container[L3n4Addr], numbers: Container[L3n4Addr]) -> i
 @pytest.mark.parametrize("most", [0, 5])
 @settings(max_examples=150, deadline=None)
 @given(history=st.lists(CONTENTS, min_size=1, max_size=6))
+@example(
+    [  # two namespaces wait for three ids each, and three are left
+        {1: frozenset({0, 1, 2, 3, 4, 5})},
+        {
+            3: frozenset({3}),
+            2: frozenset({0}),
+            1: frozenset({6}),
+            8: frozenset({0, 1, 2, 3}),
+            4: frozenset({0, 1, 2, 3, 4, 5}),
+            6: frozenset({0, 1, 2}),
+        },
+    ]
+)
 def test_any_history_of_full_maps(most: int, history: list[dict[int, frozenset[int]]]) -> None:
     """Nothing served is lost, what is gone goes, no id is given twice, and no namespace grows beyond its share before the others."""
     ids = assigner(CAPACITY)
