@@ -184,7 +184,7 @@ class VipAnswer(Struct):
     lines: list[str]  # sentences
 
 
-class BgpPeerRow(Struct, gc=False):
+class BgpPeerRow(Struct, gc=False, omit_defaults=True):
     """A router that this node has a BGP session with. Its JSON: PEERS in listed_fields.py."""
 
     address: str

@@ -107,7 +107,7 @@ DEVICE_CHECKS = (
         "whether each `--device` is there",
         device_missing,
         "{problem}",
-        "restore {device}, or remove it from --device; `ip link` lists the devices",
+        "bring {device} back, or remove it from --device; `ip link` lists the devices",
         when=When.BOTH,
     ),
     Check(
