@@ -71,7 +71,7 @@ def test_a_device_that_is_missing_beside_another_one(netns: Any) -> None:
     keeper = Some(problems=before.chosen.missing, chosen=before.chosen, last_index={})
     found = same("device-missing", before, running(config=config, devices=keeper, network=Some(network=network())))
     assert found.text == "device eth9 is not there; programs are attached when it comes"
-    assert found.remedy.startswith("restore eth9, or remove it from --device")
+    assert found.remedy.startswith("bring eth9 back, or remove it from --device")
 
 
 @pytest.mark.root
