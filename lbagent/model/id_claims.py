@@ -86,8 +86,8 @@ def grant(
     limit.
     """
     done: Grants[Key] = Grants(set(), free, dict(used), {})
-    all_claims, wanted = list(claims), dict(wanted)
-    waiting, equal = all_claims, capacity // max(1, len(wanted))
+    waiting, wanted = list(claims), dict(wanted)
+    equal = capacity // max(1, len(wanted))
     resting = max(0, capacity - free - sum(used.values()))  # of removed keys: free at the next pass
     for claim in waiting if credit else ():
         if due := credit.get(claim.service, 0):
@@ -108,12 +108,15 @@ def grant(
             if len(done.missing(claim)) <= min(room[holder := namespace_of(claim.service)], done.free + resting)
         }
         stuck = {namespace_of(claim.service) for claim in refused if room[namespace_of(claim.service)] > 0} - fits_soon
-        if not stuck or not done.free or (done.free == before and len(stuck) == len(wanted)):
+        if not stuck or not done.free:
+            break
+        # First to those among them that have less than an equal part of the table, in the order of the claims.
+        for claim in refused if not fits_soon else ():
+            holder = namespace_of(claim.service)
+            if holder in stuck:
+                done.take(claim, (min(equal, most) if most else equal) - done.counts.get(holder, 0))
+        if done.free == before and len(stuck) == len(wanted):
             break
         wanted |= {holder: done.counts.get(holder, 0) for holder in stuck}
         waiting = [claim for claim in refused if namespace_of(claim.service) not in stuck]
-    # What no share can use goes in the order of the claims to namespaces that have less than an equal part of the table.
-    for claim in all_claims if done.free and not fits_soon else ():
-        holder = namespace_of(claim.service)
-        done.take(claim, (min(equal, most) if most else equal) - done.counts.get(holder, 0))
     return done

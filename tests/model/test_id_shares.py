@@ -289,6 +289,18 @@ def needs(row: SVC, now: Container[L3n4Addr], numbers: Container[L3n4Addr]) -> i
         },
     ]
 )
+@example(
+    [  # one that is above its share grows last, though two others cannot use their parts
+        {1: frozenset({0, 1, 2, 3, 4, 5})},
+        {
+            5: frozenset({0, 1, 2, 3}),
+            1: frozenset({0, 1, 2, 3, 5, 6}),
+            6: frozenset({0, 1, 2, 3}),
+            4: frozenset({4}),
+            2: frozenset({0, 4}),
+        },
+    ]
+)
 def test_any_history_of_full_maps(most: int, history: list[dict[int, frozenset[int]]]) -> None:
     """Nothing served is lost, what is gone goes, no id is given twice, and no namespace grows beyond its share before the others."""
     ids = assigner(CAPACITY)
