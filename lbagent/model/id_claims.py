@@ -88,6 +88,7 @@ def grant(
     done: Grants[Key] = Grants(set(), free, dict(used), {})
     waiting, wanted = list(claims), dict(wanted)
     equal = capacity // max(1, len(wanted))
+    equal = min(equal, most) if most else equal
     resting = max(0, capacity - free - sum(used.values()))  # of removed keys: free at the next pass
     for claim in waiting if credit else ():
         if due := credit.get(claim.service, 0):
@@ -101,7 +102,7 @@ def grant(
             if any(key not in done.keys for key in claim.keys):
                 refused.append(claim)
         # A namespace with room that fits none of its claims leaves it to the others, unless resting ids make a claim fit.
-        room = {holder: allowed[holder] - done.counts.get(holder, 0) for holder in allowed}
+        room = {holder: max(allowed[holder], equal) - done.counts.get(holder, 0) for holder in allowed}
         fits_soon = {
             holder
             for claim in refused
@@ -114,7 +115,7 @@ def grant(
         for claim in refused if not fits_soon else ():
             holder = namespace_of(claim.service)
             if holder in stuck:
-                done.take(claim, (min(equal, most) if most else equal) - done.counts.get(holder, 0))
+                done.take(claim, equal - done.counts.get(holder, 0))
         if done.free == before and len(stuck) == len(wanted):
             break
         wanted |= {holder: done.counts.get(holder, 0) for holder in stuck}

@@ -220,9 +220,11 @@ def test_addresses_are_spread_and_a_stranger_s_address_is_told_of(link: Link) ->
     assert len(set(leaders)) == 2
     wait_for(lambda: any(host.state("10.8.0.150") == "conflict" for host in link.hosts.values()), "the conflict", 20)
     wait_for(lambda: "AddressInUse" in {event["reason"] for event in link.cluster.events()}, "the Event", 20)
-    (event,) = (each for each in link.cluster.events() if each["reason"] == "AddressInUse")
-    assert event["involvedObject"]["name"] == f"web{len(ALL)}"
-    assert link.client.mac("eth0").hex(":") in event["message"]
+    events = [each for each in link.cluster.events() if each["reason"] == "AddressInUse"]
+    assert len(events) <= len(link.hosts)  # one of a node: on a busy machine the address may move to the other one
+    for event in events:
+        assert event["involvedObject"]["name"] == f"web{len(ALL)}"
+        assert link.client.mac("eth0").hex(":") in event["message"]
 
 
 def test_in_peace_a_node_writes_once_a_second_however_many_addresses_there_are(link: Link) -> None:

@@ -301,6 +301,19 @@ def needs(row: SVC, now: Container[L3n4Addr], numbers: Container[L3n4Addr]) -> i
         },
     ]
 )
+@example(
+    [  # what a namespace below an equal part needs is free at the next pass
+        {1: frozenset({0, 1, 2, 3}), 7: frozenset({0, 5, 6, 8})},
+        {
+            7: frozenset({4}),
+            1: frozenset({7}),
+            9: frozenset({0}),
+            6: frozenset({1, 2, 3, 4}),
+            4: frozenset({0, 1, 2, 3, 5, 6}),
+            2: frozenset({0, 1, 2, 3}),
+        },
+    ]
+)
 def test_any_history_of_full_maps(most: int, history: list[dict[int, frozenset[int]]]) -> None:
     """Nothing served is lost, what is gone goes, no id is given twice, and no namespace grows beyond its share before the others."""
     ids = assigner(CAPACITY)
