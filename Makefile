@@ -14,13 +14,13 @@ KILL ?= 0
 FOCUS ?= \[sig-network\]
 CPUS := $(shell nproc)
 JOBS ?= $(shell echo $$(( $(CPUS) < 3 ? 3 * $(CPUS) : 8 )))
-.PHONY: help setup build demo demo-k8s demo-cloud demo-apilb demo-shell fetch test e2e-cluster bench bench-apilb bench-cloud bench-compare chaos fuzz mutants lint format vm-test clean need-root
+.PHONY: help setup build demo demo-k8s demo-cloud demo-apilb demo-shell fetch test test-quick e2e-cluster bench bench-apilb bench-cloud bench-compare chaos fuzz mutants lint format docs man charts vm-test clean need-root
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@printf '%s\n' '' 'Downloads (Debian 12):' \
-	  '  setup, and with it every target but clean: the first time about 64 MB by apt (BCC with LLVM, iproute2, nftables, BIRD;' \
-	  '  and 10 MB of package lists) and 63 MB by pip into .venv (26 MB of it mypy and ruff). The second time nothing.' \
+	  '  setup, and with it every target but clean: the first time about 65 MB by apt (BCC with LLVM, iproute2, nftables, BIRD, groff;' \
+	  '  and 10 MB of package lists) and 67 MB by pip into .venv (26 MB of it mypy and ruff, 4 MB mkdocs). The second time nothing.' \
 	  '  vm-test: the first time 27 MB by apt (QEMU) and a 71 MB kernel package; another KERNEL= its own package and lists.' \
 	  '  e2e-cluster: what the scripts in CLUSTER build, the first time (docs/conformance.md).' \
 	  '  demo-k8s, demo-cloud, fetch and test, where Go is installed: the first time 0.8 GB of Go modules into its cache.' \
@@ -29,13 +29,13 @@ help: ## show this list
 	  '  demo-apilb, where HAProxy is not installed: 2.5 MB of Debian packages, which are unpacked into the cache and not installed.' \
 	  '  and 85 MB of Debian packages, unpacked in ~/.cache/lbagent and not installed (podman, Docker, HAProxy, sshd). The second time nothing.' \
 	  '  bench-apilb: the first time 18 MB of these (podman, HAProxy, sshd).' \
-	  '  build, demo, demo-shell, bench, bench-compare, chaos, fuzz, mutants, lint, format: nothing more.'
+	  '  build, demo, demo-shell, bench, bench-compare, chaos, fuzz, mutants, lint, format, test-quick, docs, man, charts: nothing more.'
 
 setup: ## install packages and the virtual environment
 	@sh vagrant/provision.sh
 
 build: setup ## compile the BPF programs (only when their sources changed)
-	@$(PYTHON) -m lbagent.bpf.build
+	@$(PYTHON) -m lbagent.bpf.compiler
 
 demo: need-root build ## show the agent at work on real traffic, ten seconds (ATTACH=tc: the other hook)
 	@exec $(PYTHON) examples/demo/run.py $(ARGS)
@@ -57,6 +57,10 @@ fetch: setup ## download what tests need from outside into ~/.cache/lbagent; `te
 
 test: need-root build $(if $(strip $(ARGS)),,fetch) ## run all tests, also those that need root, BPF and namespaces (ARGS="-k icmp"); without ARGS they need no network
 	@exec $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-quick: setup ## run the tests that need neither root nor BPF, as any user, in a minute (ARGS="-k decode"); what it leaves out: CONTRIBUTING.md
+	@exec $(PYTHON) -m pytest -q -n $(CPUS) --dist loadfile --no-loadscope-reorder -m "not root and not bpf and not slow and not long" \
+	  $(addprefix --ignore=tests/,packet e2e chaos lab) $(ARGS)
 
 e2e-cluster: need-root build ## run Kubernetes' own e2e suite against agents in a real cluster (CLUSTER=FOLDER of its scripts, HOW=daemonset, PROCS=, KILL=20)
 	@[ -n "$(CLUSTER)" ] || { echo "CLUSTER=FOLDER: the scripts of a cluster, see docs/conformance.md" >&2; exit 2; }
@@ -83,15 +87,28 @@ fuzz: need-root build ## run random and broken packets through the programs (N=1
 mutants: need-root build ## change the sources in small ways and name the changes no test notices (N=, SEED=, FILES=, ALL=1)
 	@exec nice $(PYTHON) -m tests.mutants -n $(COUNT) --seed $(SEED) $(ARGS) $(FILES)
 
-lint: setup ## check the code: ruff, mypy strict, which module may import which
+lint: setup ## check the code: ruff, mypy strict, which module may import which; tables and words of the documents
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m mypy
 	@.venv/bin/lint-imports --no-logo
+	@$(PYTHON) -m tests.docs.tables --check
+	@$(PYTHON) -m tools.docs.plain_words
 
 format: setup ## format the code with ruff
 	@$(PYTHON) -m ruff check --fix --exit-zero .
 	@$(PYTHON) -m ruff format .
+
+docs: setup ## build the documents as a site into build/site (open index.html; no network)
+	@$(PYTHON) -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+man: setup ## write the manual pages into build/man, one for each command, and check them with groff
+	@$(PYTHON) -m tools.docs.man_pages
+	@groff -ww -man -Tutf8 build/man/*.1 >/dev/null
+
+charts: setup ## draw docs/comparison.svg from bench/results.json
+	@$(PYTHON) -m tools.docs.charts
 
 vm-test: need-root build ## run the packet tests on Debian's kernel 6.1 in a virtual machine (KERNEL=trixie: 6.12)
 	@exec vagrant/vm.sh $(ARGS)

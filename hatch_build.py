@@ -1,7 +1,7 @@
 """What the wheel needs besides the Python files: compiled programs, and a tag that says for which kind of processor they are.
 
 `pip wheel .` and `pip install .` compile the programs when they are missing or older than their sources. That needs BCC (apt:
-python3-bpfcc) on the machine that builds; it is found from an isolated build environment too (bpf/build/compile.py).
+python3-bpfcc) on the machine that builds; it is found from an isolated build environment too (bpf/compiler/compile.py).
 The sdist holds the sources, and the built programs where they are there; a wheel made from it is built in the same way.
 """
 
@@ -35,7 +35,7 @@ def build_programs(root: str) -> None:
     """Compile the programs of a checkout unless they are up to date; end with one sentence where that is not possible."""
     # -P: pip's build directory must not shadow the standard library; PYTHONPATH: pip empties it of this checkout
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "lbagent.bpf.build"],
+        [sys.executable, "-P", "-m", "lbagent.bpf.compiler"],
         cwd=root, env=dict(os.environ, PYTHONPATH=root), capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode or not Path(root, ARTIFACT).is_file():

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench import control, datapath, flood, mix, race, report, wire
+from bench import control, datapath, flood, flow_table, mix, race, report, wire
 from bench.benchmark_program import is_root, say, show
 from bench.kube import kube_tables
 from bench.kube import measure as kube
 
-PARTS = ("datapath", "mix", "race", "wire", "control", "kube")
+PARTS = ("datapath", "mix", "race", "wire", "control", "flows", "kube")
 FAMILIES = (4, 6)
 
 
@@ -62,9 +62,21 @@ def measure_control(*, quick: bool) -> dict[str, Any]:
     return control.measure(quick=quick)
 
 
+def measure_flows(*, quick: bool) -> dict[str, Any]:
+    """Read flow tables."""
+    return {"machine": report.machine(), "quick": quick, "rows": flow_table.measure(quick=quick)}
+
+
 def measure_kube(*, quick: bool) -> dict[str, Any]:
     """Run the agent and kube-proxy before an API server."""
     return {"machine": report.machine(), "quick": quick, **kube.measure(quick=quick, say=say)}
+
+
+# Parts with tables of their own in the document: what it and results.json have of the other parts stays when only these are measured.
+APART: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "flows": (report.FLOWS_BEGIN, report.flows),
+    "kube": (report.KUBE_BEGIN, kube_tables.text),
+}
 
 
 def main() -> int:
@@ -79,11 +91,11 @@ def main() -> int:
     if not is_root("bench"):
         return 1
     chosen = options.only or list(PARTS)
-    others = [name for name in chosen if name != "kube"]
-    # Kubernetes can be measured by itself: what the document and results.json have of the other parts stays
+    others = [name for name in chosen if name not in APART]
     results = {"machine": report.machine(), "quick": options.quick} if others else report.load()
     parts: dict[str, Callable[..., Any]] = {
-        "datapath": measure_datapath, "mix": measure_mix, "race": measure_race, "wire": measure_wire, "control": measure_control, "kube": measure_kube,
+        "datapath": measure_datapath, "mix": measure_mix, "race": measure_race, "wire": measure_wire, "control": measure_control,
+        "flows": measure_flows, "kube": measure_kube,
     }  # fmt: skip
     began = time.monotonic()
     for name in chosen:
@@ -91,8 +103,9 @@ def main() -> int:
         results[name] = parts[name](quick=options.quick)
         report.save(results)
     bodies = {report.BEGIN: report.text(results)} if others else {}
-    if "kube" in chosen:
-        bodies[report.KUBE_BEGIN] = kube_tables.text(results["kube"])
+    for name, (begin, text) in APART.items():
+        if name in chosen:
+            bodies[begin] = text(results[name])
     show(bodies, began, document=options.document)
     return 0
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from lbagent.bpf.build.c_source import BASE_FLAGS, flatten
-from lbagent.bpf.build.compile import compile_text
+from lbagent.bpf.compiler.c_source import BASE_FLAGS, flatten
+from lbagent.bpf.compiler.compile import compile_text
 from lbagent.errors import VerifierError
 from lbagent.kernel import bpf_map, bpf_prog
 from lbagent.kernel.bpf_prog import ProgType

@@ -25,9 +25,11 @@ from bench.wire import BATCH, LIVE_FRAMES
 from bench.world import TABLE
 from bench.wrapper import DATA, SYN, Plan, Tuple, Wrapper, ip
 from lbagent.kernel import bpf_prog
-from lbagent.maps.layout import DeviceFlag
+from lbagent.maps.flow_layout import FLOW, OWNER_HELD_SHIFT, SPILL_KEY_WORDS
+from lbagent.maps.layout import FLOW_WAYS, DeviceFlag
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import format_ip
+from lbagent.model.family import Family
 from lbagent.model.maglev import lookup_table
 from tests.lab import xdp
 from tests.lab.netns import run
@@ -261,43 +263,29 @@ class Race:
 
 
 def structure(kernel: World, family: int) -> dict[str, int]:
-    """Read the flow table as docs/datapath.md describes it; count what must not be there."""
-    size = 32 if family == 4 else 64
+    """Read the flow table by maps/flow_layout.py; count what must not be there."""
+    record, key_words = FLOW[Family(family)], SPILL_KEY_WORDS[Family(family)]
+    key = [field for name, field in record.fields.items() if field.word < key_words and not name.endswith("generation")]
+    l4, backend, forward, version = (record.fields[name] for name in ("l4", "backend", "forward", "bucket"))
+    name = f"lb{family}_flow"
+    with kernel.maps.window(name, 0, kernel.maps.specs[name].value_size) as view, view.cast("Q") as cells:
+        table = cells.tolist()
     flows: Counter[tuple[int, ...]] = Counter()
     held: Counter[tuple[int, int, int]] = Counter()  # backend, SNAT port, protocol
-    name = f"lb{family}_flow"
-    length = kernel.maps.specs[name].value_size
-    with kernel.maps.window(name, 0, length) as view:
-        table = bytes(view)
-    locked = 0
-    for at in range(0, length, size):
-        words = struct.unpack_from(f"<{size // 8}Q", table, at)
-        if at // size % 4 == 0 and words[3 if family == 4 else 6] >> 16 & 1:
-            locked += 1
-        key, w2 = flow_key(words, family)
-        if key is None:
+    for at in range(0, len(table), record.words):
+        words = table[at : at + record.words]
+        if not words[0] >> OWNER_HELD_SHIFT:
             continue
-        flows[key] += 1
-        port = w2 >> 20 & 0xFFFF
+        flows[tuple(field.of(words[field.word]) for field in key)] += 1
+        port = forward.of(words[forward.word])
         if port:
-            held[w2 >> 44, port, key[-1]] += 1
+            held[backend.of(words[backend.word]), port, l4.of(words[l4.word])] += 1
+    first_ways = table[version.word :: record.words * FLOW_WAYS]
     return {
         "duplicate_entries": sum(1 for n in flows.values() if n > 1),
         "ports_held_twice": sum(1 for n in held.values() if n > 1),
-        "locks_left": locked,
+        "locks_left": sum(version.of(word) & 1 for word in first_ways),
     }
-
-
-def flow_key(words: tuple[int, ...], family: int) -> tuple[tuple[int, ...] | None, int]:
-    """Return what tells a flow from others and the state word; None for a free way."""
-    generation = 0x3FFF
-    if family == 4:
-        if not words[0] >> 16:
-            return None, 0
-        return (words[0] & ~generation, words[1] & ~generation, words[0] >> 14 & 3), words[2]
-    if not words[0] & ~0xFFFF:
-        return None, 0
-    return (words[0] & ~generation, *words[1:5], words[0] >> 14 & 3), words[5]
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import ClassVar
 
 
@@ -10,11 +11,23 @@ class LbError(Exception):
 
     exit_code: ClassVar[int] = 1
 
+    @property
+    def key(self) -> Hashable:
+        """What tells this failure from others: it is equal when the same thing fails again, whatever the numbers in the text."""
+        return type(self), str(self)
+
 
 class ConfigError(LbError):
-    """A flag, a configuration key or an argument is wrong."""
+    """A flag, a configuration key, an argument or a place of a file is wrong. The text begins with `FILE[:LINE]: `."""
 
     exit_code = 2
+
+    def __init__(self, problem: str = "", *, file: str = "", line: int = 0) -> None:
+        where = f"{file}:{line}" if file and line else file
+        super().__init__(f"{where}: {problem}" if where else problem)
+        self.problem = problem
+        self.file = file
+        self.line = line
 
 
 class NotFound(LbError):
@@ -90,6 +103,11 @@ class KernelError(LbError):
         self.errno = errno
         self.subject = subject
         self.done = 0  # entries of a batch that are written
+
+    @property
+    def key(self) -> Hashable:
+        """The call, its errno and its subject."""
+        return type(self), self.op, self.errno, self.subject
 
 
 class MapFull(KernelError):

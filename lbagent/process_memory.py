@@ -1,4 +1,4 @@
-"""The agent's memory: what a start and a storm of changes used is given back, what a start built is kept out of collections."""
+"""The agent's memory: gives back what a start and a burst of changes used, and keeps what a start built out of collections."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ M_ARENA_MAX = -8  # mallopt(3)
 # Garbage collections: none while a start builds what stays, later seldom: a change of one service makes no cycles.
 AT_START, LATER = (5_000_000, 20, 100), (10_000, 20, 100)
 STORM_WRITES = 10_000  # map entries; what fewer changes use is used again by the next ones
-LOOK_S = 1.0
-MOST_LOOKS = 60  # at a start that is followed by one change after the other
+TRIM_CHECK_INTERVAL_S = 1.0
+MAX_TRIM_CHECKS = 60  # at a start that is followed by one change after the other
 
 
-def spare_memory() -> None:
-    """Prepare a start: threads share one heap (each of their own keeps some MiB for ever), no collection looks at the imports."""
+def tune_allocator() -> None:
+    """Prepare a start: threads share one heap (each of their own keeps some MiB), no collection looks at the imports."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     gc.freeze()
     gc.set_threshold(*AT_START)
 
 
-def settle_memory() -> None:
+def release_startup_memory() -> None:
     """Give back what the start used, and keep what it built out of later garbage collections (0.07 s for 10,000 Services)."""
     gc.collect()
     gc.freeze()
@@ -39,22 +39,22 @@ def trim() -> None:
 
 
 async def keep_memory_small(writes: Callable[[], int]) -> None:
-    """Settle in the first moment without a write of map entries (`writes` counts them) after the start; then trim for ever."""
+    """Release the memory of the start after the first second without map writes (`writes` counts them); trim until cancelled."""
     last = writes()
-    for _ in range(MOST_LOOKS):
-        await asyncio.sleep(LOOK_S)
+    for _ in range(MAX_TRIM_CHECKS):
+        await asyncio.sleep(TRIM_CHECK_INTERVAL_S)
         if (now := writes()) == last:
             break
         last = now
-    settle_memory()
+    release_startup_memory()
     await trim_after_storms(writes)
 
 
 async def trim_after_storms(writes: Callable[[], int]) -> None:
-    """Trim for ever, each time when many map entries were written and a moment passed without any; `writes` counts them all."""
+    """Trim until cancelled, after each burst of map writes that is followed by a second without any; `writes` counts them all."""
     trimmed = last = writes()
     while True:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(TRIM_CHECK_INTERVAL_S)
         now = writes()
         if now == last and now - trimmed > STORM_WRITES:
             trimmed = now

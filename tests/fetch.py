@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from tests.kube.programs import BuildFailed, Missing, build_programs
+from tests.kube_api.programs import BuildFailed, Missing, build_programs
 from tests.lab.debian_packages import SETS, unpacked
 from tests.lab.image_downloads import image_downloads
 from tests.lab.netns import LabError

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import fetch
-from tests.kube.programs import BuildFailed, Missing
+from tests.kube_api.programs import BuildFailed, Missing
 from tests.lab import debian_packages, image_downloads
 from tests.lab.netns import LabError
 from tests.lab.topology import ROOT

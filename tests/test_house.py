@@ -29,7 +29,7 @@ WHOLE = {
     "docs",
     "packaging",
     "mutants",
-    "kube",
+    "kube_api",
     "conformance",
 }  # tests of the whole, and what they share
 
@@ -54,18 +54,23 @@ def test_a_file_name_is_there_once() -> None:
 
 
 def test_tests_mirror_the_package() -> None:
-    """tests/sync/target/test_plan.py tests lbagent/sync/target; only this file and what tests tests/turns.py test no folder."""
+    """tests/targets/bpf/test_plan.py tests lbagent/targets/bpf; beside tests of lbagent/*.py only this file, the
+    search for prose and the tests of what tests share test no folder."""
     odd = []
     for path in TESTS.rglob("test_*.py"):
         folder = path.parent.relative_to(TESTS)
         if folder.parts and folder.parts[0] not in WHOLE and not (PACKAGE / folder).is_dir():
             odd.append(relative(path))
     assert odd == []
-    assert {path.name for path in TESTS.glob("test_*.py")} == {Path(__file__).name, "test_fetch.py", "test_turns.py"}
+    of_modules = {
+        path.name for path in TESTS.glob("test_*.py") if (PACKAGE / path.name.removeprefix("test_")).is_file()
+    }
+    others = {path.name for path in TESTS.glob("test_*.py")} - of_modules
+    assert others == {Path(__file__).name, "test_prose.py", "test_fetch.py", "test_turns.py"}
 
 
 def test_a_module_has_a_docstring() -> None:
-    modules = [path for path in SOURCES if path.suffix == ".py" and SOURCES[path].strip()]
+    modules = [path for path in SOURCES if path.suffix == ".py"]  # a package, too: what is in it, and what is not
     assert [relative(path) for path in modules if not SOURCES[path].startswith('"""')] == []
     headers = [path for path in SOURCES if path.suffix == ".h"]
     assert [relative(path) for path in headers if "/*" not in SOURCES[path][:400]] == []
@@ -91,7 +96,7 @@ def test_comments_name_files_that_exist(there: frozenset[str]) -> None:
 
 
 def test_a_file_that_is_gone_is_found(there: frozenset[str]) -> None:
-    text = '"""As sync/target/plan.py says, and gone/plan.py; see nowhere.h, linux/bpf.h and sync/NAME_target.py."""'
+    text = '"""As targets/bpf/plan.py says, and gone/plan.py; see nowhere.h, linux/bpf.h and sync/NAME_target.py."""'
     assert missing(text, there) == ["gone/plan.py", "nowhere.h"]
 
 

@@ -39,7 +39,8 @@ installed() {
 # miniupnpd-nftables is the router of tests: the program alone, without the service of the package miniupnpd
 # bird2 is what the tests of BGP announce by, and their router
 # openssh-client and openssl make the keys of the tests' ssh hosts and API servers
-packages="python3-bpfcc python3-venv iproute2 nftables ethtool bird2 make ca-certificates miniupnpd-nftables openssh-client openssl"
+# groff-base checks the manual pages (make man)
+packages="python3-bpfcc python3-venv iproute2 nftables ethtool bird2 make ca-certificates miniupnpd-nftables openssh-client openssl groff-base"
 python=/usr/bin/python3
 
 command -v dpkg-query >/dev/null || fail "this script installs packages on Debian and Ubuntu only; elsewhere install BCC's Python" \
@@ -47,7 +48,7 @@ command -v dpkg-query >/dev/null || fail "this script installs packages on Debia
     ".venv/bin/pip install --require-hashes -r requirements-dev.txt && .venv/bin/pip install --no-deps --no-build-isolation -e ."
 
 if [ -x /usr/bin/python3 ] && ! /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-    # Ubuntu 22.04: 3.10 is the default, 3.11 is in its archive; BCC's module is found by its path (bpf/build/compile.py)
+    # Ubuntu 22.04: 3.10 is the default, 3.11 is in its archive; BCC's module is found by its path (bpf/compiler/compile.py)
     packages="$packages python3.11 python3.11-venv"
     python=/usr/bin/python3.11
 fi

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lbagent.apilb.instance import HealthCheck
+from lbagent.probes.probe_spec import ProbeSpec
 from tests.lab.agent import program
 from tests.lab.api_hosts import ApiHosts, ipv4
 from tests.lab.debian_packages import HAPROXY, Unpacked, unpacked
@@ -26,8 +26,8 @@ MEBIBYTE = 1 << 20
 _CHANGED = re.compile(r"Server kube-apiserver/(\d+) is (UP|DOWN)")
 
 
-def health_check(check: HealthCheck) -> dict[str, Any]:
-    """Return a HealthCheck as a pool file has it."""
+def health_check(check: ProbeSpec) -> dict[str, Any]:
+    """Return a ProbeSpec as a pool file has it."""
     times = {key: f"{round(1000 * getattr(check, key))}ms" for key in ("interval", "timeout")}
     return {**times, "fall": check.fall, "rise": check.rise}
 

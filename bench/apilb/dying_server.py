@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from bench.apilb.bench_host import HAPROXY_PORT, NATIVE_PORT, BenchHost, health_check
-from lbagent.apilb.instance import HealthCheck
+from lbagent.probes.probe_spec import ProbeSpec
 from tests.lab import cgroup
 from tests.lab.api_hosts import NAMES, PORT, ipv4, tls
 from tests.lab.netns import LabError, wait_for
@@ -67,7 +67,7 @@ def _heard(watch: Watch) -> str:
 class DyingServer:
     """Three servers; the agent and HAProxy before them, both with onMarkedDown: reset."""
 
-    def __init__(self, check: HealthCheck) -> None:
+    def __init__(self, check: ProbeSpec) -> None:
         self.check, self.host = check, BenchHost()
         host = self.host
         try:

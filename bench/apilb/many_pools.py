@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from bench.apilb.bench_host import BenchHost, cpu_s, health_check, resident_mib
-from lbagent.apilb.instance import HealthCheck
+from lbagent.probes.probe_spec import ProbeSpec
 from tests.lab.api_hosts import NAMES, PORT, ipv4
 
 FIRST_BIND = 7500
@@ -17,7 +17,7 @@ def measure(pools: int, seconds: float, settle_s: float = SETTLE_S) -> dict[str,
     """Return the agent's share of a core, its memory, and the checks that it made a second."""
     host = BenchHost()
     try:
-        check = health_check(HealthCheck())
+        check = health_check(ProbeSpec())
         host.host.ip(f"route add 10.10.0.0/16 via {ipv4(NAMES[0])}")
         addresses = [[f"10.10.{number}.{last}" for last in range(11, 14)] for number in range(pools)]
         host.servers.ip(*(f"addr add {address}/32 dev lo" for group in addresses for address in group))

@@ -11,7 +11,7 @@ from bench.apilb.bench_host import haproxy_version
 from bench.apilb.dying_server import DyingServer
 from bench.apilb.many_ssh_hosts import ManySshHosts
 from bench.apilb.through_traffic import GIGABYTE, ThroughTraffic
-from lbagent.apilb.instance import HealthCheck
+from lbagent.probes.probe_spec import ProbeSpec
 from tests.lab import netns
 from tests.lab.netns import LabError
 
@@ -34,7 +34,7 @@ class Amount:
     connections: int = 10_000  # by each load balancer, while everything changes
     cycles: int = 3  # of these changes
     at_once: int = 5  # servers that fail in each way
-    check: HealthCheck = field(default_factory=HealthCheck)
+    check: ProbeSpec = field(default_factory=ProbeSpec)
     pools: int = 100
     idle_s: float = 30.0
     watches: int = 50
@@ -109,7 +109,7 @@ def _changes(amount: Amount, say: Say) -> dict[str, Any]:
 
 def _outages(amount: Amount, say: Say) -> dict[str, Any]:
     # fast: one of each kind, as an agent that makes more than 25 checks a second makes a handshake for some of them alone
-    checks = {"outages": (amount.check, amount.at_once), "fast-outages": (HealthCheck(interval=FAST_INTERVAL_S), 1)}
+    checks = {"outages": (amount.check, amount.at_once), "fast-outages": (ProbeSpec(interval=FAST_INTERVAL_S), 1)}
     out = {}
     for row, (check, at_once) in checks.items():
         if row in amount.rows:

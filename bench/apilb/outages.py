@@ -14,9 +14,9 @@ import time
 from typing import Any
 
 from bench.apilb.bench_host import ADDRESS, BenchHost, health_check
-from lbagent.apilb.instance import HealthCheck
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.layout import LB4_KEY, LB_SERVICE
+from lbagent.probes.probe_spec import ProbeSpec
 from tests.lab.netns import LabError
 
 FAILURES = {"killed": "", "refused": "refused", "black hole": "hole", "500": "500"}
@@ -72,7 +72,7 @@ class Victim:
 class Outages:
     """A host, a server that is always there, and some of each kind that fail."""
 
-    def __init__(self, check: HealthCheck, each: int) -> None:
+    def __init__(self, check: ProbeSpec, each: int) -> None:
         """`each`: how many servers fail in each way at once."""
         self.check, self.host = check, BenchHost()
         self._lock = threading.Lock()
@@ -147,7 +147,7 @@ class Outages:
         self.host.close()
 
 
-def measure(check: HealthCheck, times: int, each: int = 5, say: Any = str) -> list[dict[str, Any]]:
+def measure(check: ProbeSpec, times: int, each: int = 5, say: Any = str) -> list[dict[str, Any]]:
     """Let so many servers fail in each way, `each` at once; return what each wave says."""
     found: list[dict[str, Any]] = []
     stage = Outages(check, min(times, each))

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from bench.cloud.stage import POOL, Lan, Obj
 from bench.kube.kube_node import resident_mib
-from tests.kube import cloud_process
-from tests.kube.announcing_nodes import LEASES, give_rights
-from tests.kube.cloud_process import CloudProcess
-from tests.kube.control_plane import AGENT, PORT
+from tests.kube_api import cloud_process
+from tests.kube_api.announcing_nodes import LEASES, give_rights
+from tests.kube_api.cloud_process import CloudProcess
+from tests.kube_api.control_plane import AGENT, PORT
 from tests.lab.agent import KubeAgent
 from tests.lab.scratch import scratch_folder
 

@@ -16,7 +16,7 @@ from bench.cloud.metallb_nodes import MetalLB
 from bench.cloud.routed import routed
 from bench.cloud.stage import POOL, BenchPlane, Lan, control_plane
 from lbagent.announce.bgp.bird_process import NoBird, find_program
-from tests.kube.programs import BuildFailed, Missing, build_programs
+from tests.kube_api.programs import BuildFailed, Missing, build_programs
 from tests.lab import netns
 from tests.lab.netns import LabError
 

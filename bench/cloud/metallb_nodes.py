@@ -21,9 +21,9 @@ import yaml
 from bench.cloud.answering import PORT
 from bench.cloud.stage import NET, OTHER_TOKEN, OTHER_USER, POOL, WORKER, Lan, Obj
 from bench.kube.kube_node import resident_mib
-from tests.kube.control_plane import MERGE
-from tests.kube.control_plane import PORT as API_PORT
-from tests.kube.programs import BuildFailed, find_go
+from tests.kube_api.control_plane import MERGE
+from tests.kube_api.control_plane import PORT as API_PORT
+from tests.kube_api.programs import BuildFailed, find_go
 from tests.lab.netns import run, wait_for
 from tests.lab.topology import LabError, end
 

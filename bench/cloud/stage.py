@@ -16,9 +16,9 @@ from typing import Any
 
 from bench.cloud import answering
 from bench.kube.kube_node import open_to_nodes
-from tests.kube.cluster import Cluster
-from tests.kube.control_plane import ADVERTISED, PORT, ControlPlane
-from tests.kube.programs import Programs
+from tests.kube_api.cluster import Cluster
+from tests.kube_api.control_plane import ADVERTISED, PORT, ControlPlane
+from tests.kube_api.programs import Programs
 from tests.lab.netns import Namespace, veth
 from tests.lab.topology import ROOT, LabError, end
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from bench.kube.bulk_objects import SERVICES, SLICES, numbered, vip, written
 from bench.kube.stored import stored, transaction, value
-from tests.kube.control_plane import ETCD, ControlPlane
+from tests.kube_api.control_plane import ETCD, ControlPlane
 
 Obj = dict[str, Any]
 ADDRESSES = "/apis/networking.k8s.io/v1/ipaddresses"

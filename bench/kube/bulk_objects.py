@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.kube.control_plane import PORT, ControlPlane
+from tests.kube_api.control_plane import PORT, ControlPlane
 
 Obj = dict[str, Any]
 ENDPOINTS = 10

@@ -22,7 +22,7 @@ from bench.kube.bulk_objects import ENDPOINTS, SLICES, endpoint_address, endpoin
 from bench.kube.kube_node import AgentOnNode, cpu_s, resident_mib
 from bench.kube.slice_changes import ServiceMap, Watch
 from bench.kube.stored import put, stored, value
-from tests.kube.control_plane import MERGE, ControlPlane
+from tests.kube_api.control_plane import MERGE, ControlPlane
 from tests.lab.netns import wait_for
 from tests.lab.topology import ROOT
 

@@ -15,7 +15,7 @@ from bench.harness import Spread, pinned, ratio
 from bench.kube.kube_node import POD, KubeNode
 from bench.kube.pod_client import Address, gbit_per_s, in_turns, opened
 from bench.kube.pod_server import ANSWER_PORT, SINK_PORT
-from tests.kube.cluster import NODE
+from tests.kube_api.cluster import NODE
 from tests.lab import cgroup
 from tests.lab.agent import Agent
 from tests.lab.topology import Lab

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.kube.bulk_objects import ROUTE
 from bench.kube.pod_client import Address
-from tests.kube.control_plane import ADVERTISED, PORT, ControlPlane
+from tests.kube_api.control_plane import ADVERTISED, PORT, ControlPlane
 from tests.lab.agent import KubeAgent
 from tests.lab.netns import Namespace, run, veth
 from tests.lab.topology import ROOT, Lab, LabError, end

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from bench.kube.kube_node import SETTLE_S, KubeNode, cpu_s, resident_mib
-from tests.kube.kube_proxy import KubeProxy
+from tests.kube_api.kube_proxy import KubeProxy
 
 FIRST_SYNC_S = 900
 MIN_SYNC_S = 1.0  # --nftables-min-sync-period, as it is by default: two syncs are at least so far apart

@@ -18,9 +18,9 @@ from bench.kube.kube_node import POD, AgentOnNode, KubeNode, open_to_nodes
 from bench.kube.pod_client import answers, connect_us, gbit_per_s, in_turns, requests_per_s
 from bench.kube.pod_server import ANSWER_PORT, SINK_PORT
 from lbagent.maps.kernel_maps import KernelMaps
-from tests.kube.cluster import NODE, Cluster
-from tests.kube.control_plane import ControlPlane
-from tests.kube.programs import BuildFailed, Missing, build_programs
+from tests.kube_api.cluster import NODE, Cluster
+from tests.kube_api.control_plane import ControlPlane
+from tests.kube_api.programs import BuildFailed, Missing, build_programs
 from tests.lab import netns
 from tests.lab.netns import wait_for
 from tests.lab.topology import Lab

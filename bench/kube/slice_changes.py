@@ -19,7 +19,7 @@ from bench.control import percentile
 from bench.kube.bulk_objects import ENDPOINTS, SLICES, endpoint_address, endpoints, vip
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.layout import LB4_KEY, LB_SERVICE
-from tests.kube.control_plane import MERGE, PORT, ControlPlane
+from tests.kube_api.control_plane import MERGE, PORT, ControlPlane
 
 SINGLE = 50  # Services that change, in turns
 STEP_S = 0.0002  # between two looks at a map

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from tests.kube.control_plane import ControlPlane
+from tests.kube_api.control_plane import ControlPlane
 
 Obj = dict[str, Any]
 

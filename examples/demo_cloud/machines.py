@@ -10,12 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.kube import cloud_process
-from tests.kube.announcing_nodes import AgentNode, Host, Link, start_server
-from tests.kube.cloud_process import CloudProcess
-from tests.kube.cluster import Cluster
-from tests.kube.control_plane import PORT, ControlPlane
-from tests.kube.programs import Programs
+from tests.kube_api import cloud_process
+from tests.kube_api.announcing_nodes import AgentNode, Host, Link, start_server
+from tests.kube_api.cloud_process import CloudProcess
+from tests.kube_api.cluster import Cluster
+from tests.kube_api.control_plane import PORT, ControlPlane
+from tests.kube_api.programs import Programs
 from tests.lab import netns
 from tests.lab.bird_router import BirdRouter
 from tests.lab.netns import Namespace, veth

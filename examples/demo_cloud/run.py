@@ -25,10 +25,10 @@ from show import Show  # noqa: E402
 from stage import present  # noqa: E402
 from watched import WORKERS, WatchedClient  # noqa: E402
 
-from tests.kube.announcing_nodes import Host  # noqa: E402
-from tests.kube.cluster import HOME  # noqa: E402
-from tests.kube.control_plane import MERGE, Refused  # noqa: E402
-from tests.kube.programs import BuildFailed, Missing, build_programs  # noqa: E402
+from tests.kube_api.announcing_nodes import Host  # noqa: E402
+from tests.kube_api.cluster import HOME  # noqa: E402
+from tests.kube_api.control_plane import MERGE, Refused  # noqa: E402
+from tests.kube_api.programs import BuildFailed, Missing, build_programs  # noqa: E402
 from tests.lab import traffic  # noqa: E402
 from tests.lab.netns import Namespace, run, wait_for  # noqa: E402
 from tests.lab.router import OUTSIDE, WAN  # noqa: E402

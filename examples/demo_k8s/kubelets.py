@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.kube.cluster import HOME, NODE, Cluster
-from tests.kube.control_plane import Obj
+from tests.kube_api.cluster import HOME, NODE, Cluster
+from tests.kube_api.control_plane import Obj
 from tests.lab.netns import LabError
 from tests.lab.topology import Backend, Lab, end
 

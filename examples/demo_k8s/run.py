@@ -24,10 +24,10 @@ from kubelets import Kubelets  # noqa: E402
 from show import Show  # noqa: E402
 from stage import present  # noqa: E402
 
-from tests.kube.cluster import Cluster  # noqa: E402
-from tests.kube.control_plane import ADVERTISED, MERGE, PORT, ControlPlane, Refused  # noqa: E402
-from tests.kube.programs import BuildFailed, Missing, build_programs  # noqa: E402
-from tests.kube.proxy import Proxy  # noqa: E402
+from tests.kube_api.cluster import Cluster  # noqa: E402
+from tests.kube_api.control_plane import ADVERTISED, MERGE, PORT, ControlPlane, Refused  # noqa: E402
+from tests.kube_api.programs import BuildFailed, Missing, build_programs  # noqa: E402
+from tests.kube_api.proxy import Proxy  # noqa: E402
 from tests.lab import traffic  # noqa: E402
 from tests.lab.agent import KubeAgent  # noqa: E402
 from tests.lab.netns import wait_for  # noqa: E402

@@ -63,10 +63,10 @@ def addresses(text: str) -> dict[str, str]:
     """Return the address of each namespace. Raises ConfigError, which lbagent shows with the name of the file."""
     found = yaml.safe_load(text) or {}
     if not isinstance(found, dict):
-        raise ConfigError(f"{CONFIG}:1: a mapping of namespaces and addresses is wanted")
+        raise ConfigError("a mapping of namespaces and addresses is wanted", file=CONFIG, line=1)
     for namespace, address in found.items():
         try:
             ipaddress.ip_address(address)
         except ValueError:
-            raise ConfigError(f"{CONFIG}: {namespace}: {address!r} is no address") from None
+            raise ConfigError(f"{namespace}: {address!r} is no address", file=CONFIG) from None
     return {str(namespace): str(address) for namespace, address in found.items()}

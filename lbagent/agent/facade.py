@@ -9,69 +9,65 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import lbagent
-from lbagent.agent.conditions import check_services_of_node
-from lbagent.agent.conditions.check_devices import check_reverse_path
-from lbagent.agent.device_keeper import cgroup_hooks
+from lbagent.agent.drains import Drains
 from lbagent.agent.operator_states import OperatorStates
-from lbagent.announce.vip_rows import announced_vips, require_announcer, vip_rows, why
-from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
-from lbagent.api.bgp_peers import BgpPeerRow
+from lbagent.api.agent_api import SetBy
 from lbagent.api.target_rows import problems_of_targets, target_status
 from lbagent.api.types import (
     ApilbRow,
-    CgroupStatus,
+    BgpPeerRow,
     ConditionStatus,
-    DeviceStatus,
+    DrainRow,
     FailingService,
     MapUsage,
-    OutputStatus,
     SourceStatus,
     Status,
     VipAnswer,
     VipRow,
 )
 from lbagent.apilb.native import pool_rows
-from lbagent.bpf.hooks import TargetKind
+from lbagent.checks.table import current_texts
 from lbagent.config import options
-from lbagent.config.device_names import ChosenDevices
 from lbagent.errors import TimedOut
-from lbagent.maps.lbmaps import TrafficCounter, backend_counter, service_counter
-from lbagent.maps.reasons import Event, Reason
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import Backend, BackendState
+from lbagent.model.backend import BackendState
 from lbagent.model.fair_share import guard_of
 from lbagent.model.state import State
-from lbagent.net.paths import NO_OUTPUT
-from lbagent.net.xdp_output import Way, way_by
 from lbagent.observe import metrics
 from lbagent.observe.kube_proxy_metrics import KubeProxySample
-from lbagent.task_failure import log_failure
+from lbagent.targets.data_plane import FlowCounts, WayOf
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
-    from lbagent.objects.records import Message
+    from lbagent.announce.announcer import Announcer
+    from lbagent.model.message import Message
     from lbagent.objects.source import Source
 
-FRESH_S = 1.0  # flows counted so lately are not counted again
-COUNT_S = 3.0  # an answer waits so long for a sweep; one takes some 0.2 s, 0.7 s with the largest table
 MAX_BACKEND_SERIES = 5000  # beyond it a scrape would cost more than it tells: `backend list` has them all
 MAX_SHOWN_FAILING = 100
+MAX_SHOWN_DRAINS = 1000  # in `status`: `backend list` has them all
 MAX_SHOWN_MESSAGES = 1000  # of a source
 
 
 class AgentFacade:
-    """Implements api.agent_api.AgentApi over the agent's components."""
+    """Implements api.agent_api.AgentApi, and what api/api_routes.py names, over the agent's components."""
 
     def __init__(self, components: AgentComponents) -> None:
         self._components = components
         self._started_at = time.time()
         self._counted = (State(), 0)  # a State and how many Services it has
         self._operator_states = OperatorStates(components)
-        self._counting: asyncio.Task[None] | None = None
+        self.drain_follower = Drains(
+            components.operator,
+            lambda: components.plane.current_state,
+            self.count_flows,
+            lambda: components.plane.sweeps,
+            self._failing_backends,
+        )
 
     def state(self) -> State:
         """Return the State that is in the maps; before the first pass what an earlier agent left there."""
-        return self._components.bpf.current_state
+        return self._components.plane.current_state
 
     def external_clusterip(self) -> bool:
         """Return whether sources outside the node reach ClusterIPs."""
@@ -79,31 +75,27 @@ class AgentFacade:
 
     async def wait_change(self, generation: int, timeout_s: float) -> int:
         """Return the generation in the maps as soon as it differs, at the latest after `timeout_s`."""
-        bpf = self._components.bpf
+        plane = self._components.plane
         try:
             async with asyncio.timeout(timeout_s):
-                return await bpf.changed_from(generation)
+                return await plane.changed_from(generation)
         except TimeoutError:
-            return bpf.generation
+            return plane.generation
 
     async def verify(self) -> Sequence[str]:
         """Return in what the maps differ from what was written and is wanted. Raises KernelError, and TimedOut before the start."""
-        bpf = self._components.bpf
-        if not bpf.first_pass.is_set():
+        plane = self._components.plane
+        if not plane.first_pass.is_set():
             raise TimedOut("the agent has written no state yet; `lbagent status` says what it waits for")
-        return await bpf.differences()
+        return await plane.verify()
 
     async def count_flows(self) -> FlowCounts:
         """Count live flows now; where that takes long or fails, return the last counts with their age."""
-        sweeper = self._components.sweeper
-        if sweeper is None:
-            return FlowCounts(None)
-        if self._counting is None or self._counting.done():
-            self._counting = asyncio.create_task(sweeper.count(FRESH_S), name="count flows")
-            self._counting.add_done_callback(log_failure)
-        await asyncio.wait({self._counting}, timeout=COUNT_S)  # one sweep for all who ask, and it is never given up
-        age_s = time.monotonic() - sweeper.counted_at
-        return FlowCounts(sweeper.live, age_s if age_s > FRESH_S + sweeper.last_duration_s else 0.0)
+        return await self._components.plane.count_flows()
+
+    def backend_ways(self) -> WayOf:
+        """Return a function that returns, as of now, how packets get to a backend."""
+        return self._components.plane.ways()
 
     # --- states that the operator sets (operator_states.py) ---
 
@@ -134,12 +126,43 @@ class AgentFacade:
         """Forget the state the operator set and return when it is in the maps."""
         return await self._operator_states.clear_state(addresses, pods)
 
+    async def start_drain(
+        self,
+        addresses: Sequence[L3n4Addr],
+        timeout_s: float,
+        *,
+        pods: Sequence[str] = (),
+        further: Sequence[L3n4Addr] = (),
+        spare_last: bool = False,
+    ) -> None:
+        """Set maintenance and drain these backends and `further` ones (drains.py)."""
+        of_pods = [address for pod in pods for address in self.backends_of_pod(pod)]
+        drains = self.drain_follower.begun(dict.fromkeys((*addresses, *of_pods, *further)), timeout_s)
+        await self._operator_states.set_state(
+            addresses, BackendState.MAINTENANCE, pods, spare_last=spare_last, drains=drains
+        )
+        await self.drain_follower.check()
+
+    def drains(self) -> Sequence[DrainRow]:
+        """Return the drains as they were at the last count."""
+        return self.drain_follower.rows()
+
+    async def check_drains(self) -> Sequence[DrainRow]:
+        """Count flows and return the drains."""
+        await self.drain_follower.check()
+        return self.drains()
+
+    def _failing_backends(self) -> Collection[L3n4Addr]:
+        """Return the backends of frontends whose last write failed: the maps may still give them new flows."""
+        plane = self._components.plane
+        rows = (plane.current_state.by_frontend.get(frontend) for frontend in plane.failing)
+        return {backend.address for svc in rows if svc is not None for backend in svc.backends}
+
     # --- how the agent is ---
 
     def status(self) -> Status:
         """Return how the agent is, now."""
-        components, state = self._components, self._components.bpf.state
-        usage = components.usage()  # also of what an earlier agent left, without an index
+        components, state, shown = self._components, self._components.plane.state, self._components.plane.status()
         return Status(
             ready=components.ready,
             version=lbagent.__version__,
@@ -148,18 +171,19 @@ class AgentFacade:
             started_at=self._started_at,
             generation=state.generation,
             services=self._count_services(state),
-            frontends=components.bpf.frontends,
-            backends=usage["lb4_backend"][0] + usage["lb6_backend"][0],
-            attach=components.config.attach,
-            bpffs=components.config.bpffs,
-            artifact=components.datapath.key if components.datapath else "",
-            sweeps=components.sweeper.sweeps if components.sweeper else 0,
+            frontends=shown.frontends,
+            backends=shown.backends,
+            attach=shown.attach,
+            bpffs=shown.bpffs,
+            artifact=shown.artifact,
+            sweeps=shown.sweeps,
             sources=self._sources(),
             targets=[target_status(runner) for runner in components.loop.runners],
-            devices=self._devices(),
-            cgroups=[CgroupStatus(path, hooks) for path, hooks in cgroup_hooks(components.devices).items()],
-            outputs=self._outputs(),
-            maps=[self._map_usage(name, used, size) for name, (used, size) in sorted(usage.items())],
+            devices=shown.devices,
+            cgroups=shown.cgroups,
+            outputs=shown.outputs,
+            maps=[self._map_usage(name, used, size) for name, (used, size) in sorted(shown.usage.items())],
+            drains=self.drain_follower.rows()[:MAX_SHOWN_DRAINS],
             failing=self._failing(state),
             conditions=self._conditions(),
             problems=self._problems(),
@@ -167,7 +191,7 @@ class AgentFacade:
 
     def _map_usage(self, name: str, used: int, size: int) -> MapUsage:
         full = size and used >= guard_of(size)
-        return MapUsage(name, used, size, self._components.bpf.largest_namespaces(name) if full else {})
+        return MapUsage(name, used, size, self._components.plane.largest_namespaces(name) if full else {})
 
     def _count_services(self, state: State) -> int:
         """Return how many Services a State has: counted once, as probes ask each moment."""
@@ -196,65 +220,11 @@ class AgentFacade:
             source.name, source.synced.is_set(), objects, refused, len(messages) - refused, source.trusted, source.held
         )
 
-    def _devices(self) -> list[DeviceStatus]:
-        keeper = self._components.devices
-        if keeper is None:
-            return []
-        hooks: dict[str, list[str]] = {name: [] for name in (*keeper.chosen.names, *keeper.chosen.missing)}
-        for attachment in keeper.attached:
-            if attachment in keeper.lost or attachment.target.kind is not TargetKind.DEVICE:
-                continue
-            hooks.setdefault(attachment.target.name, []).append(str(attachment.hook))
-        out = []
-        for name, words in hooks.items():
-            link = self._components.network.network.by_name(name)
-            out.append(DeviceStatus(name, link.index if link else 0, words, keeper.problems.get(name, "")))
-        return out
-
-    def _outputs(self) -> list[OutputStatus]:
-        """Return how packets leave to remote backends, by device."""
-        follower, xdp = self._components.network, self._xdp_in_use()
-        out = []
-        for index in sorted(follower.finder.outputs):
-            link = follower.network.links.get(index)
-            if link is not None:
-                way, why = way_by(index, follower.refusing, xdp=xdp)
-                out.append(OutputStatus(link.name, link.kind, way, why))
-        return out
-
-    def _xdp_in_use(self) -> bool:
-        keeper = self._components.devices
-        return keeper is not None and any(item.hook.xdp_mode for item in keeper.attached)
-
-    def backend_ways(self) -> WayOf:
-        """Return a function that says, as of now, how packets get to a backend: one answer for each device."""
-        follower, xdp = self._components.network, self._xdp_in_use()
-        known = {NO_OUTPUT: BackendWay(Way.STACK)}
-
-        def way_of(backend: Backend) -> BackendWay:
-            index = follower.finder.output(backend)
-            if index is None:
-                return BackendWay()
-            if index not in known:
-                way, why = way_by(index, follower.refusing, xdp=xdp)
-                link = follower.network.links.get(index)
-                known[index] = BackendWay(way, link.name if link else "", why)
-            return known[index]
-
-        return way_of
-
-    def _devices_attached(self) -> dict[str, bool]:
-        """Return whether each device takes traffic; a pattern that matches none is no device."""
-        chosen = self._components.devices.chosen if self._components.devices else ChosenDevices((), {})
-        left_out = chosen.missing.keys() - chosen.faults
-        devices = (device for device in self._devices() if device.name not in left_out)
-        return {device.name: bool(device.hooks) and not device.problem for device in devices}
-
     def _conditions(self) -> list[ConditionStatus]:
         monitor = self._components.conditions
         return [
             ConditionStatus(
-                each.name.value,
+                each.name,
                 each.subject,
                 each.text,
                 each.remedy,
@@ -269,12 +239,12 @@ class AgentFacade:
     def _failing(self, state: State) -> list[FailingService]:
         now = time.monotonic()
         out = []
-        for frontend, failure in list(self._components.bpf.failing.items())[:MAX_SHOWN_FAILING]:
-            svc = state.by_frontend.get(frontend) or self._components.bpf.wanted.by_frontend.get(frontend)
+        for frontend, failure in list(self._components.plane.failing.items())[:MAX_SHOWN_FAILING]:
+            svc = state.by_frontend.get(frontend) or self._components.plane.wanted.by_frontend.get(frontend)
             owner = str(svc.name) if svc else ""
             out.append(
                 FailingService(
-                    frontend.with_protocol().replace("/NONE", "/ANY"),
+                    frontend.map_text(),
                     owner,
                     str(failure.error),
                     max(0.0, failure.retry_at - now),
@@ -284,34 +254,33 @@ class AgentFacade:
 
     def _problems(self) -> list[str]:
         components = self._components
-        out = [text for text in (components.loop.waiting, components.bpf.waiting) if text]
+        out = [text for text in (components.loop.waiting, components.plane.waiting) if text]
         out += [str(message) for message in components.loop.messages]
-        out += problems_of_targets(components.loop.runners, components.bpf)
-        if components.devices:
-            shown = {*components.devices.chosen.names, *components.devices.chosen.missing}  # among the devices
-            out += [text for name, text in components.devices.problems.items() if name not in shown]
-        out += [each.text for each in check_reverse_path(components)]
-        more = len(components.bpf.failing) - MAX_SHOWN_FAILING
+        out += problems_of_targets(components.loop.runners, components.plane)
+        out += components.plane.problems()
+        if components.has_bpf:
+            out += current_texts(components, "reverse-path-strict")
+        more = len(components.plane.failing) - MAX_SHOWN_FAILING
         if more > 0:
             out.append(f"{more} more frontends are failing")
-        for check in (
-            check_services_of_node.check_state_dir,
-            check_services_of_node.check_announcing,
-            check_services_of_node.check_settings,
-        ):
-            out += [each.text for each in check(components)]
-        return out
+        return out + current_texts(components, "state-dir-unusable", "announcing-failed", "setting-not-in-force")
 
     def vips(self) -> Sequence[VipRow]:
         """Return the addresses that are to be announced."""
+        from lbagent.announce.vip_rows import require_announcer, vip_rows
+
         return vip_rows(require_announcer(self._components.announcer))
 
     def why_vip(self, name: str) -> VipAnswer:
         """Return why an address, or the addresses of a Service, are announced or not."""
+        from lbagent.announce.vip_rows import require_announcer, why
+
         return why(require_announcer(self._components.announcer), name)
 
     async def bgp_peers(self) -> Sequence[BgpPeerRow]:
         """Return the BGP sessions of this node, asked of BIRD now."""
+        from lbagent.announce.vip_rows import require_announcer
+
         require_announcer(self._components.announcer)
         speaker = self._components.speaker
         return await speaker.peers() if speaker else []
@@ -327,62 +296,47 @@ class AgentFacade:
 
     def metrics(self) -> Iterable[str]:
         """Yield the Prometheus text."""
-        components, state = self._components, self._components.bpf.state
-        counters = components.maps.counters
-        services = [svc.id for svc in state.services if svc.id]
-        backends = (
-            [] if components.bpf.backends > MAX_BACKEND_SERIES else [backend.id for backend in state.backends.values()]
-        )
+        components, plane = self._components, self._components.plane
+        state, counts = plane.state, plane.counts
+        counted = plane.counters(backends=plane.backend_count() <= MAX_BACKEND_SERIES)
         times = os.times()
-        counts = components.bpf.counts
         yield from metrics.render(
             metrics.Snapshot(
                 version=lbagent.__version__,
                 ready=components.ready,
                 state=state,
-                states=components.bpf.backend_states(),
-                reasons=dict(zip(_REASONS, counters(_REASONS), strict=True)),
-                services=dict(zip(services, counters([service_counter(i) for i in services]), strict=True)),
-                backends=self._backend_counters(backends),
-                snat_reclaimed=counters([Event.SNAT_RECLAIMED])[0][0],
-                snat_ports=_ports(components.config.snat_port_range),
-                snat_addresses=components.further_in_use(),
-                live_flows={} if not backends or not components.sweeper else components.sweeper.live or {},
-                maps=components.usage(),
+                states=plane.backend_states(),
+                reasons=counted.reasons,
+                services=counted.services,
+                backends=counted.backends,
+                snat_reclaimed=counted.snat_reclaimed,
+                snat_ports=counted.snat_ports,
+                snat_addresses=counted.snat_addresses,
+                live_flows=counted.live_flows,
+                draining=self.drain_follower.flows_left(MAX_BACKEND_SERIES),
+                maps=plane.usage(),
                 conditions=components.conditions.counts() if components.conditions else {},
                 severities=components.conditions.severities() if components.conditions else {},
-                failing=len(components.bpf.failing),
-                restored=components.bpf.retained,
+                failing=len(components.plane.failing),
+                restored=plane.retained,
                 conflicts=sum(not message.warning for message in components.loop.messages),
                 sync_duration_s=counts.last_duration_s,
                 syncs=counts.syncs,
                 sync_errors=counts.errors,
                 map_writes=counts.writes,
                 sources=tuple(map(self._sample, components.sources)),
-                devices=self._devices_attached(),
-                send_errors=components.network.send_errors(),
+                devices=plane.devices_attached(),
+                send_errors=counted.send_errors,
                 bgp_sessions=components.speaker.sessions_up if components.speaker else {},
                 started_at=self._started_at,
                 resident_bytes=metrics.resident_bytes(),
                 cpu_s=times.user + times.system,
                 kube_proxy=_kube_proxy_sample(components),
-                announced=announced_vips(components.announcer),
+                announced=_announced_vips(components.announcer),
                 takeovers=components.announcer.takeovers if components.announcer else None,
                 apilb=pool_rows.sample(components.native),
             )
         )
-
-    def _backend_counters(self, backends: Sequence[int]) -> dict[int, TrafficCounter]:
-        """Return packets and bytes of backends, by any source address of the node."""
-        components = self._components
-        ids = [(backend, ident) for backend in backends for ident in components.bpf.counter_ids(backend)]
-        out: dict[int, TrafficCounter] = {}
-        for (backend, _), (packets, size) in zip(
-            ids, components.maps.counters([backend_counter(ident) for _, ident in ids]), strict=True
-        ):
-            before = out.get(backend, (0, 0))
-            out[backend] = (before[0] + packets, before[1] + size)
-        return out
 
 
 def _kube_proxy_sample(components: AgentComponents) -> KubeProxySample:
@@ -390,16 +344,16 @@ def _kube_proxy_sample(components: AgentComponents) -> KubeProxySample:
     return KubeProxySample(components.loop.record, servers.health.codes if servers else {})
 
 
+def _announced_vips(announcer: Announcer | None) -> Mapping[tuple[str, str], bool]:
+    if announcer is None:
+        return {}
+    from lbagent.announce.vip_rows import announced_vips  # an agent without --announce has no use for it in memory
+
+    return announced_vips(announcer)
+
+
 def _shown(messages: Sequence[Message]) -> list[str]:
     """Return what is wrong, at most `MAX_SHOWN_MESSAGES` lines of it."""
     more = len(messages) - MAX_SHOWN_MESSAGES
     texts = [str(message) for message in messages[:MAX_SHOWN_MESSAGES]]
     return [*texts, f"{more} more messages"] if more > 0 else texts
-
-
-_REASONS = [reason for reason in Reason if reason]
-
-
-def _ports(first_and_last: tuple[int, int]) -> int:
-    first, last = first_and_last
-    return last - first + 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from lbagent.api.agent_api import SetBy
 from lbagent.api.named_backends import services_left_empty, some
 from lbagent.errors import LastBackend, LbError, NotFound, Refused
+from lbagent.kernel.private_folder import unwritable
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import run_cooperatively
@@ -22,6 +22,7 @@ from lbagent.resolve.pod_backends import backends_of_pod, pods_at, pods_of_backe
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
     from lbagent.objects.records import StateOverride
+    from lbagent.sources.operator import KeptDrain
 
 
 class OperatorStates:
@@ -32,7 +33,7 @@ class OperatorStates:
 
     @property
     def _state(self) -> State:
-        return self._components.bpf.current_state
+        return self._components.plane.current_state
 
     def backends_of_pod(self, pod: str) -> Sequence[L3n4Addr]:
         """Return the backends of a Pod that are in the maps. Raises NotFound when it has none."""
@@ -61,8 +62,9 @@ class OperatorStates:
         pods: Sequence[str] = (),
         *,
         spare_last: bool = False,
+        drains: Sequence[KeptDrain] = (),
     ) -> None:
-        """Write the state the operator sets and return when it is in the maps.
+        """Write the state the operator sets, with the drains that begin, and return when it is in the maps.
 
         Raises NotFound, InvalidTransition, LastBackend, LbError where the state cannot be kept.
         """
@@ -75,7 +77,7 @@ class OperatorStates:
             backend.with_state(state)
         if spare_last and state is not BackendState.ACTIVE:
             await self._spare_last({*addresses, *of_pods})
-        await self._components.operator.set_states(addresses, state, pods=pods, backends_of_pods=of_pods)
+        await self._components.operator.set_states(addresses, state, pods=pods, backends_of_pods=of_pods, drains=drains)
         await self._settled({*addresses, *of_pods})
         await self._tell_pods({*addresses, *of_pods}, "BackendStateSet", f"the operator set the state {state.text} for")
 
@@ -125,8 +127,8 @@ class OperatorStates:
 
     async def _settled(self, wanted: Collection[L3n4Addr]) -> None:
         """Wait until a change of these backends is in the maps. Raises what failed there."""
-        await self._components.loop.settled(self._components.bpf)
-        for frontend, failure in self._components.bpf.failing.items():
+        await self._components.loop.settled(self._components.plane)
+        for frontend, failure in self._components.plane.failing.items():
             svc = self._state.by_frontend.get(frontend)
             if svc is not None and any(backend.address in wanted for backend in svc.backends):
                 raise failure.error
@@ -136,13 +138,3 @@ def _set_by(override: StateOverride) -> SetBy:
     """Return what set a state, in a few words."""
     what = OPERATOR if override.origin.source == OPERATOR else override.origin.place
     return SetBy(override.state, f"{what} ({override.subject})" if override.pod else what, override.created)
-
-
-def unwritable(folder: str) -> str:
-    """Return why nothing can be written below a folder that may not be there yet; '' when it can."""
-    path = os.path.abspath(folder)
-    while not os.path.lexists(path):
-        path = os.path.dirname(path)
-    if not os.path.isdir(path):
-        return f"cannot be used ({path} is not a folder)"
-    return "" if os.access(path, os.W_OK | os.X_OK) else f"cannot be written ({path})"

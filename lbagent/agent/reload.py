@@ -6,23 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 
 from msgspec.structs import asdict
 
 from lbagent.agent import layer_settings
 from lbagent.agent.components import AgentComponents
-from lbagent.agent.device_keeper import require_devices
 from lbagent.agent.notify import notify
 from lbagent.agent.sources import reconfigure_sources
-from lbagent.bpf.load.datapath import Datapath
-from lbagent.bpf.load.program_settings import Settings
-from lbagent.bpf.run.resize import finish_resize, is_unfinished, resize
-from lbagent.bpf.run.size_change import ResizeOutcome, ResizeStopped
 from lbagent.config import RELOADABLE, Config, options
 from lbagent.errors import LbError
-from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.specs import Sizes
 from lbagent.observe import log as logs
 from lbagent.resolve import Resolver
 
@@ -48,7 +40,7 @@ class Reloader:
             try:
                 self._components.problems = await self.reload(self._load())
             except LbError as error:
-                text, again = f"the new configuration was not applied: {error}", is_unfinished(self._components.maps)
+                text, again = f"the new configuration was not applied: {error}", self._components.plane.is_unfinished
                 if again:
                     text += (
                         f"; a change of map sizes is half done and nothing is lost; it is tried again in {RETRY_S:g} s"
@@ -68,17 +60,12 @@ class Reloader:
         later = keys(changed - RELOADABLE)
         if later:
             log.warning("some settings take effect only at the next start", extra={"keys": later})
-        require_devices(components.network.network, new, old.device)
+        plane = components.plane
+        plane.check(new)
         merged = merge(old, new)
-        further = layer_settings.further_sources(merged, components.further)
-        problems = await self._programs(layer_settings.sizes(merged), layer_settings.program_settings(merged, further))
-        if components.devices is not None:
-            await components.devices.reconfigure(merged)
+        problems = await plane.reconfigure(merged)
         logs.setup(merged.log_format, merged.log_level)
-        components.further = further
-        components.bpf.use_further_sources(further=bool(merged.snat_address))
-        components.network.reconfigure(layer_settings.path_settings(merged, further))
-        network = components.network.network
+        network = plane.network
         if layer_settings.resolve_options(merged, network) != layer_settings.resolve_options(old, network):
             components.loop.replace_resolver(Resolver(layer_settings.resolve_options(merged, network)))
         if components.announcer is not None and changed & {"external_ips", "external_ip_cidr"}:
@@ -86,41 +73,9 @@ class Reloader:
                 external_ips=merged.external_ips, external_ip_ranges=layer_settings.external_ip_ranges(merged)
             )
         reconfigure_sources(components.sources, merged)
-        components.bpf.limit_endpoints(merged.max_endpoints_per_namespace)
-        components.bpf.resync_s = merged.resync_interval
-        components.bpf.linger_s = layer_settings.linger_s(merged)
-        if components.sweeper is not None:
-            components.sweeper.interval_s = merged.sweep_interval
         components.config = merged
         log.info("configuration applied", extra={"keys": keys(changed & RELOADABLE)})
         return problems
-
-    async def _programs(self, sizes: Sizes, settings: Settings) -> dict[str, str]:
-        datapath, maps, sweeper = self._components.datapath, self._components.maps, self._components.sweeper
-        if datapath is None:
-            return {}
-        devices, outcome = self._components.devices, ResizeOutcome(sizes, {})
-        async with devices.busy if devices else nullcontext(), sweeper.busy if sweeper else nullcontext():
-            try:
-                if is_unfinished(maps):
-                    outcome = await asyncio.to_thread(finish_resize, maps, lambda: datapath.artifact, settings)
-                    _take(outcome, maps, datapath)
-                if sizes != maps.sizes:
-                    outcome = await asyncio.to_thread(resize, maps, sizes, lambda: datapath.artifact, settings)
-                    _take(outcome, maps, datapath)
-            except ResizeStopped as stopped:
-                if stopped.programs is not None:
-                    datapath.leave_hooks_to(stopped.programs)
-                raise
-            await asyncio.to_thread(datapath.reload, datapath.artifact, maps.fds, maps.sizes, settings)
-        return outcome.problems
-
-
-def _take(outcome: ResizeOutcome, maps: KernelMaps, datapath: Datapath) -> None:
-    """Go on with the maps and programs that are in force now."""
-    maps.replace(outcome.fds, outcome.sizes)
-    if outcome.programs is not None:
-        datapath.switch_to(outcome.programs)
 
 
 def changed_keys(old: Config, new: Config) -> set[str]:

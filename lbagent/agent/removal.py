@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Collection
 from pathlib import Path
 
-from lbagent.agent.lock import AgentLock
 from lbagent.announce import vip_map
 from lbagent.announce.bgp.speaker import end_left_bird
-from lbagent.announce.leader.former_leaders import Place
-from lbagent.bpf.load import attach, clsact, datapath
+from lbagent.announce.leader.former_leaders import DeviceAddress
+from lbagent.bpf.load import attach, clsact
 from lbagent.errors import ConfigError, LbError
 from lbagent.kernel.bpffs import is_bpffs
 from lbagent.kernel.kernel_error import kernel_error
@@ -21,6 +19,8 @@ from lbagent.model.address import format_ip
 from lbagent.net import neighbours
 from lbagent.net.namespace_devices import are_here, device_macs
 from lbagent.net.paths import Hop
+from lbagent.targets.bpf.lock import AgentLock
+from lbagent.targets.bpf.pin_removal import remove_pins
 
 MOST_NAMED = 8  # neighbours
 
@@ -100,25 +100,10 @@ def _owned_neighbours(root: Path) -> set[Hop]:
         return set()
 
 
-def _announced(root: Path) -> dict[Place, bytes]:
+def _announced(root: Path) -> dict[DeviceAddress, bytes]:
     """Return the addresses that the agent of these pins announces, by device."""
     try:
         with KernelMaps.open(root.parent, create=False) as maps:
             return vip_map.read(maps)
     except LbError:
         return {}
-
-
-def remove_pins(root: Path) -> list[str]:
-    """Take programs, links and maps away. The caller holds the lock."""
-    gone = [f"detached {item.hook} from {item.target.name}" for item in datapath.remove(root)]
-    pins = sorted(item for item in root.rglob("*") if not item.is_dir())
-    for pin in pins:
-        pin.unlink()
-    gone += [f"removed map {pin.name}" for pin in pins]
-    for folder in sorted((item for item in root.rglob("*") if item.is_dir()), reverse=True):
-        folder.rmdir()
-    root.rmdir()
-    with contextlib.suppress(OSError):
-        root.parent.rmdir()  # only when it is ours and empty; a mount point stays
-    return gone

@@ -12,14 +12,15 @@ from lbagent.apilb.native import pool_objects
 from lbagent.apilb.native.native_source import NativeSource
 from lbagent.config import Config
 from lbagent.errors import ConfigError
+from lbagent.kube import object_cache
+from lbagent.kube.kube_settings import KubeSettings
+from lbagent.model.message import Message
 from lbagent.objects.object_event import EventSink
 from lbagent.objects.records import OPERATOR
 from lbagent.objects.source import Source
 from lbagent.sources import synthetic
 from lbagent.sources.folder import manifest_files
 from lbagent.sources.folder.source import FolderSource
-from lbagent.sources.kube import object_cache
-from lbagent.sources.kube.kube_settings import KubeSettings
 from lbagent.sources.kube.source import KubeSource
 from lbagent.sources.operator import OperatorSource
 
@@ -44,10 +45,10 @@ def _native_pools(config: Config) -> Source:
     return NativeSource(config.apilb, config.state_dir, _read_pools)
 
 
-def _read_pools(path: str) -> tuple[Sequence[Instance], Sequence[str]]:
+def _read_pools(path: str) -> tuple[Sequence[Instance], Sequence[Message]]:
     """Read one pool file. How this process would log in to other hosts is not asked: it goes to none."""
     found = read_pool_files([path], environ={"SSH_AUTH_SOCK": path})
-    return found.instances, [str(warning) for warning in found.warnings]
+    return found.instances, found.warnings
 
 
 def _kube(config: Config) -> Source:

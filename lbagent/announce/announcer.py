@@ -1,48 +1,158 @@
 """Announces addresses of Services: joins objects, pools, devices, Leases and the wire, and has the programs answer.
 
-The decision about each address is vip_machine.py's; here it gets what it has to know, and what it orders is done. Addresses of
-BGP are handed to `routes` as a whole whenever they change.
+vip_machine.py decides about each address; this module gives it its inputs and carries out its orders. `routes` gets all
+addresses of BGP whenever one changes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
-from lbagent.announce.announcer_view import NodeView, RouteAnnouncer
-from lbagent.announce.due_times import DueTimes
+from lbagent.announce.announce_refusal import AnnounceRefusal
+from lbagent.announce.desired_vips import DesiredVip, DesiredVips, node_refusal
+from lbagent.announce.l2.duplicate_probes import DuplicateProbes
+from lbagent.announce.l2.frames import AddressSighting, is_of_a_host
+from lbagent.announce.l2.link_sockets import LinkSockets
+from lbagent.announce.l2.placements import NodeState, Placements
+from lbagent.announce.l2.solicited_groups import SolicitedGroups
+from lbagent.announce.l2.vip_machine import PROBE_S, Act, LeaseStatus, Order, Phase, VipMachine, VipSettings, is_overdue
 from lbagent.announce.leader.former_leaders import FormerLeaders
 from lbagent.announce.leader.lease_election import LeaseElection, vip_of_lease
-from lbagent.announce.leader.lease_view import view_of
-from lbagent.announce.placements import NodeState, Placements
+from lbagent.announce.leader.rendezvous import preferred_node
 from lbagent.announce.served_addresses import ServedAddresses
-from lbagent.announce.strangers import Conflict, Strangers
-from lbagent.announce.vip_machine import PROBE_S, Act, Order, Phase, Settings, View, VipMachine
 from lbagent.announce.vip_map import FORMER_LEADER_MAP, VipMap
-from lbagent.announce.wanted import WantedVip, WantedVips, node_refusal
-from lbagent.announce.wire.frames import Claim, is_of_a_host
-from lbagent.announce.wire.link_sockets import LinkSockets
-from lbagent.announce.wire.solicited_groups import SolicitedGroups
-from lbagent.announce.wire.wire_questions import WireQuestions
 from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import format_ip
 from lbagent.model.service import CIDR
+from lbagent.model.state import State
 from lbagent.net.snapshot import NodeNetwork
-from lbagent.objects.object_event import EventSink
+from lbagent.objects.object_event import EventSink, ObjectEvent
 from lbagent.objects.records import ObjectSnapshot
 from lbagent.pools.announcement import BGP, L2
 from lbagent.pools.read_pools import PoolsFile
 
 log = logging.getLogger(__name__)
-LOOK_S = 1.0  # at the latest everything is looked at: carriers change without a word
+FULL_SCAN_INTERVAL_S = 1.0  # every address is checked so often: no event reports a carrier
 TURN_S = 0.02  # between two turns: Leases of a thousand addresses change one by one
-SWEEP_S = 30.0  # between two looks for Leases that are left over
-OBJECTS_S = 0.2  # between two looks at all objects
-WRITES_AT_ONCE = 8  # of Leases
+SWEEP_S = 30.0  # between two searches for Leases that are left over
+OBJECTS_S = 0.2  # between two reads of all objects
+MAX_CONCURRENT_WRITES = 8  # of Leases
+IN_USE = "AddressInUse"  # the reason of Events
+
+
+class RouteAnnouncer(Protocol):
+    """Announces addresses by routes."""
+
+    def set_routes(self, addresses: Collection[bytes]) -> None:
+        """Announce exactly these from now on; return at once."""
+
+    def refusal(self) -> str:
+        """Return why no router gets the routes, '' when one does."""
+
+    def faults(self) -> list[tuple[str, str]]:
+        """Return what is wrong: with what, and a sentence."""
+
+
+class AnnouncerInputs(NamedTuple):
+    """What the announcer reads from the rest of the agent; each is called when it is needed.
+
+    `objects` gives None while a source has not given its list: what an earlier agent announced is kept then. `attached` are the
+    names of devices with programs, `carriers` the devices by which frames can leave. `state` is what the maps hold; `is_settled`:
+    all that was resolved is in it.
+    """
+
+    objects: Callable[[], ObjectSnapshot | None]
+    network: Callable[[], NodeNetwork]
+    attached: Callable[[], Collection[str]]
+    carriers: Callable[[], Collection[int]]
+    state: Callable[[], State]
+    is_settled: Callable[[], bool]
+
+
+class AddressConflict(NamedTuple):
+    """A host outside the cluster has an address, or claims it while this node answers for it (`is_defended`)."""
+
+    address: bytes
+    mac: bytes
+    is_defended: bool
+
+    def text(self) -> str:
+        """Return the sentence about it."""
+        return contested_text(self.address, self.mac) if self.is_defended else in_use_text(self.address, self.mac)
+
+
+class AddressConflicts:
+    """Reports hosts outside the cluster that use a VIP: one log line and one Event for each host."""
+
+    def __init__(self, events: Sequence[EventSink]) -> None:
+        self._events = events
+        self._reported: dict[bytes, bytes] = {}
+
+    def report(self, address: bytes, mac: bytes, services: Sequence[str], *, is_defended: bool = False) -> None:
+        """Warn of a host, and send a Warning for each Service that has the address."""
+        if self._reported.get(address) == mac:
+            return
+        self._reported[address] = mac
+        fields = {"address": format_ip(address), "services": list(services), "mac": mac.hex(":")}
+        text = AddressConflict(address, mac, is_defended).text()
+        log.warning("another host claims an address" if is_defended else "an address is in use", extra=fields)
+        for key in services:
+            for sink in self._events:
+                sink(ObjectEvent("Service", key, IN_USE, text, warning=True))
+
+    def forget(self, address: bytes) -> None:
+        """Forget an address: no host outside the cluster has it, or it is not announced any more."""
+        self._reported.pop(address, None)
+
+
+def in_use_text(address: bytes, mac: bytes) -> str:
+    """Return the sentence about an address that another host uses."""
+    found = f"{format_ip(address)} is in use: the host with the MAC address {mac.hex(':')} answers for it"
+    return f"{found}; it is not announced, and tried again each minute"
+
+
+def contested_text(address: bytes, mac: bytes) -> str:
+    """Return the sentence about an address that another host claims while this node answers for it."""
+    found = f"{format_ip(address)} is claimed: the host with the MAC address {mac.hex(':')} answers for it, too"
+    return f"{found}; this node goes on announcing it (l2.conflict: defend)"
+
+
+class DueTimes:
+    """When each address has to be decided about although nothing changed; seconds of one steady clock."""
+
+    def __init__(self) -> None:
+        self._at: dict[bytes, float] = {}
+        self._heap: list[tuple[float, bytes]] = []  # entries that `_at` does not confirm are left overs
+
+    def set(self, address: bytes, at: float) -> None:
+        """Let an address be due at a time; inf: at none."""
+        if at == float("inf"):
+            self._at.pop(address, None)
+        elif self._at.get(address) != at:
+            self._at[address] = at
+            heapq.heappush(self._heap, (at, address))
+
+    def next_at(self) -> float:
+        """Return when the next address is due; inf: none is."""
+        while self._heap and self._at.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else float("inf")
+
+    def take(self, now: float) -> list[bytes]:
+        """Return the addresses that are due by now, and have them due no more."""
+        found = []
+        while self.next_at() <= now:
+            _, address = heapq.heappop(self._heap)
+            del self._at[address]
+            found.append(address)
+        return found
 
 
 class Announcer:
@@ -53,7 +163,7 @@ class Announcer:
         node: str,
         pools: PoolsFile,
         maps: LBMaps,
-        around: NodeView,
+        inputs: AnnouncerInputs,
         *,
         election: LeaseElection | None = None,
         events: Sequence[EventSink] = (),
@@ -61,45 +171,46 @@ class Announcer:
         external_ip_ranges: tuple[CIDR, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Without an `election` this node announces whatever no stranger has."""
+        """Without an `election` this node announces every address that no other host uses."""
         self.node, self.pools, self.election, self.routes = node, pools, election, None
-        self._around, self._clock = around, clock
+        self._inputs, self._clock = inputs, clock
         self._map = VipMap(maps, pools.l2.restart_grace_s)
         self._former_map = VipMap(maps, pools.l2.restart_grace_s, FORMER_LEADER_MAP)
         self._former = FormerLeaders()
-        self._sockets, self._groups, self._questions = LinkSockets(self._heard), SolicitedGroups(), WireQuestions()
+        self._sockets, self._groups, self._probes = LinkSockets(self._on_sighting), SolicitedGroups(), DuplicateProbes()
         self._take_over(clock())
-        self.wanted: Mapping[bytes, WantedVip] | None = None  # None: not known yet
+        self.wanted: Mapping[bytes, DesiredVip] | None = None  # None: not known yet
         self.takeovers = 0
         self.problem = ""
-        self._wanted_vips = WantedVips(external_ips=external_ips, external_ip_ranges=external_ip_ranges)
+        self._desired_vips = DesiredVips(external_ips=external_ips, external_ip_ranges=external_ip_ranges)
         self._served = ServedAddresses()
         self._withheld: frozenset[bytes] = frozenset()  # not served here, although the objects admit it
-        self._undecided: set[bytes] = set()  # addresses of which that is not known yet
+        self._undecided: set[bytes] = set()  # addresses for which that is not decided yet
         self._are_routes_stale = False
         self._placements = Placements(node)
-        self.refusals: Mapping[bytes, str] = self._placements.refusals  # why this node may not announce one by L2
-        self._looks = 0  # how often all addresses were placed anew
+        # Why this node may not announce an address by L2
+        self.refusals: Mapping[bytes, AnnounceRefusal] = self._placements.refusals
+        self._looks = 0  # how often all addresses were placed
         self._objects: ObjectSnapshot | None = None
         self._objects_at = float("-inf")
         self._objects_changed = True
         self._orders: list[tuple[bytes, Order]] = []
-        self._news: set[bytes] = set()  # addresses of which something else is wanted, since the last turn
+        self._news: set[bytes] = set()  # addresses whose inputs changed since the last turn
         self._leases_changed: set[bytes] = set()  # addresses whose Leases did
-        self._is_published = False  # other nodes know what this one reaches
-        self._stepped: tuple[object, ...] = ()  # what the last look at every address followed from
+        self._is_published = False  # the own Lease has what this node reaches
+        self._stepped: tuple[object, ...] = ()  # the inputs of the last decision about every address
         self._stepped_at = float("-inf")
         self._swept_at = clock()
-        self._strangers = Strangers(events)
+        self._conflicts = AddressConflicts(events)
         self._announced_routes: frozenset[bytes] | None = None
         self._wake = asyncio.Event()
-        self._writes = asyncio.Semaphore(WRITES_AT_ONCE)
+        self._writes = asyncio.Semaphore(MAX_CONCURRENT_WRITES)
         if election is not None:
             election.on_change = self._leases_change
 
     routes: RouteAnnouncer | None
 
-    # --- what others tell ---
+    # --- what changed elsewhere ---
 
     def objects_changed(self) -> None:
         """Take note that objects changed, or are trusted now."""
@@ -119,7 +230,7 @@ class Announcer:
         self._wake.set()
 
     def use_pools(self, pools: PoolsFile) -> None:
-        """Go by another file from now on."""
+        """Use another file from now on."""
         self.pools = pools
         self._map.restart_grace_s = self._former_map.restart_grace_s = pools.l2.restart_grace_s
         for machine in self.machines.values():
@@ -128,12 +239,12 @@ class Announcer:
 
     def use_external_ips(self, *, external_ips: bool, external_ip_ranges: tuple[CIDR, ...]) -> None:
         """Announce other externalIPs from now on: those that are served."""
-        self._wanted_vips.use_external_ips(external_ips=external_ips, external_ip_ranges=external_ip_ranges)
+        self._desired_vips.use_external_ips(external_ips=external_ips, external_ip_ranges=external_ip_ranges)
         self.objects_changed()
 
-    def _settings(self) -> Settings:
+    def _settings(self) -> VipSettings:
         l2 = self.pools.l2
-        return Settings(self.node, l2.restart_grace_s, l2.probe, l2.defends)
+        return VipSettings(self.node, l2.restart_grace_s, l2.probe, l2.defends)
 
     def _take_over(self, now: float) -> None:
         self._map.drop_ended(now)
@@ -143,8 +254,8 @@ class Announcer:
         self.machines: dict[bytes, VipMachine] = {}
         self._due = DueTimes()
         self._answering: set[bytes] = set()  # addresses for which the machines answer
-        self._is_written = False  # the maps may say something else
-        self._answers: Mapping[tuple[int, bytes], bytes] = {}  # what they are to say
+        self._is_written = False  # the maps may differ
+        self._answers: Mapping[tuple[int, bytes], bytes] = {}  # what they should hold
         for address in places:
             self._add(address, VipMachine(self._settings(), now, answers=True))
 
@@ -153,7 +264,7 @@ class Announcer:
         self._note(address)
 
     def _note(self, address: bytes) -> None:
-        """Take note of what became of a machine: whenever one was told anything."""
+        """Update what follows from a machine, after each of its inputs."""
         machine = self.machines[address]
         self._due.set(address, machine.wake_at())
         if machine.answers != (address in self._answering):
@@ -163,7 +274,7 @@ class Announcer:
     # --- running ---
 
     async def run(self) -> None:
-        """Announce until cancelled; the entries stay, for as long as `restartGrace` says."""
+        """Announce until cancelled; the entries stay, for `restartGrace`."""
         self._take_over(self._clock())  # some may have ended since they were read: loading programs takes seconds
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -186,35 +297,33 @@ class Announcer:
         self._wake.clear()
 
     def _next_turn(self, now: float) -> float:
-        """Return when the next turn is, unless something is heard of before."""
-        end = self.election.next_end(now, PROBE_S) if self.election is not None else now + LOOK_S
+        """Return when the next turn is, unless an event comes before."""
+        end = self.election.next_end(now, PROBE_S) if self.election is not None else now + FULL_SCAN_INTERVAL_S
         return min(
             self._due.next_at(),
             end,
             self._map.refresh_at(),
             self._former_map.refresh_at(),
-            self._questions.wake_at(),
-            now + LOOK_S,
+            self._probes.wake_at(),
+            now + FULL_SCAN_INTERVAL_S,
         )
 
     def _turn(self, now: float, tasks: asyncio.TaskGroup) -> None:
-        """Look at everything once: decide, let the programs answer, then send and write what was ordered."""
+        """Take one turn: decide, have the programs answer, then send frames and write Leases."""
         self._look_at_objects(now, tasks)
         self._look_at_state()
         self._look_at_devices()
         if self._map.has_ended(now):
-            log.warning("this agent did not run for so long that its programs stopped announcing: it begins anew")
+            log.warning("the agent was suspended longer than the announcement lifetime; election restarts")
             for address, machine in self.machines.items():
                 machine.lapse(now)
                 self._note(address)
         orders, self._orders = self._orders, []
         for address in self._concerned(now) if self.wanted is not None else ():
-            orders += [(address, order) for order in self.machines[address].step(now, self._view(address, now))]
+            orders += [(address, order) for order in self.machines[address].step(now, self._lease_status(address, now))]
             self._note(address)
         is_blind = self.election is not None and not self.election.is_fresh(now)
-        asked = self._questions.take(
-            now, self._answering, lambda each: self.machines[each].doubts(now), is_blind=is_blind
-        )
+        asked = self._probes.take(now, self._answering, lambda each: self.machines[each].doubts(now), is_blind=is_blind)
         orders += [(address, Order(Act.PROBE)) for address in asked]
         self._write(orders, now)
         for address, order in orders:
@@ -231,10 +340,10 @@ class Announcer:
             tasks.create_task(self.election.remove(name))
 
     def _concerned(self, now: float) -> list[bytes]:
-        """Return the addresses to be decided about: all each LOOK_S and when something changed for all, else those with news."""
+        """Return the addresses to decide about: all each FULL_SCAN_INTERVAL_S and after a change for all, else the changed ones."""
         common = (self._looks, self.election.state(now) if self.election is not None else ())
         news, self._news, self._leases_changed = self._news | self._leases_changed, set(), set()
-        if common != self._stepped or now >= self._stepped_at + LOOK_S:
+        if common != self._stepped or now >= self._stepped_at + FULL_SCAN_INTERVAL_S:
             self._stepped, self._stepped_at = common, now
             return list(self.machines)
         return [address for address in news.union(self._due.take(now)) if address in self.machines]
@@ -246,12 +355,12 @@ class Announcer:
             asyncio.get_running_loop().call_later(OBJECTS_S, self._wake.set)
             return
         self._objects_at = now
-        objects = self._around.objects()
+        objects = self._inputs.objects()
         if objects is None:
             return
         self._objects_changed, self._objects = False, objects
-        self._news |= self._wanted_vips.look(objects, self.pools)
-        self.wanted = self._wanted_vips.vips
+        self._news |= self._desired_vips.update(objects, self.pools)
+        self.wanted = self._desired_vips.vips
         by_l2 = {address for address, vip in self.wanted.items() if L2 in vip.modes}
         for address in self.machines.keys() - by_l2:
             self._forget(address, tasks)
@@ -265,16 +374,16 @@ class Announcer:
         self._answering.discard(address)
         self._is_written = False
         self._placements.drop([address])
-        self._former.ended(address)
-        self._strangers.forget(address)
+        self._former.end(address)
+        self._conflicts.forget(address)
         if self.election is not None and self.election.holder(address) == self.node:
             tasks.create_task(self.election.forget(address))
 
     def _look_at_state(self) -> None:
-        """Take which addresses the programs serve, once the objects are at least as new as what the maps hold."""
+        """Read which addresses the programs serve, once the objects are at least as new as what the maps hold."""
         if self.wanted is None or self._objects_changed:
             return
-        changed = self._served.look(self._around.state())
+        changed = self._served.update(self._inputs.state())
         self._news |= changed
         if self._news or self._are_routes_stale:
             self._are_routes_stale = False
@@ -287,7 +396,7 @@ class Announcer:
         While the maps are behind the objects only an address that was `lost` is withheld: another one may be served in a moment.
         """
         self._undecided |= self._news
-        decided = set(self._undecided) if self._around.is_settled() else self._undecided.intersection(lost)
+        decided = set(self._undecided) if self._inputs.is_settled() else self._undecided.intersection(lost)
         self._undecided -= decided
         withheld = (self._withheld - decided) | set(filter(self._is_withheld, decided))
         if withheld != self._withheld:
@@ -305,9 +414,9 @@ class Announcer:
 
     def _look_at_devices(self) -> None:
         """Place the addresses: all when the node changed, else those with news."""
-        around = self._around
-        attached, carriers = frozenset(around.attached()), frozenset(around.carriers())
-        state = NodeState(around.network(), attached, carriers, self.pools.l2, self._node_refusal())
+        inputs = self._inputs
+        attached, carriers = frozenset(inputs.attached()), frozenset(inputs.carriers())
+        state = NodeState(inputs.network(), attached, carriers, self.pools.l2, self._node_refusal())
         addresses: Collection[bytes] = self._news & self.machines.keys()
         if is_another := self._placements.use(state):
             self._looks, self._is_published = self._looks + 1, False
@@ -322,19 +431,19 @@ class Announcer:
             self._is_published = True
             self.election.publish(state.networks(), state.macs(), self._withheld)
 
-    def _node_refusal(self) -> str:
+    def _node_refusal(self) -> AnnounceRefusal | None:
         node = self._objects.nodes.get(self.node) if self._objects else None
         return node_refusal(node, self.pools.l2)
 
-    def _view(self, address: bytes, now: float) -> View:
+    def _lease_status(self, address: bytes, now: float) -> LeaseStatus:
         eligible = address not in self.refusals
         if self.election is None:
-            return View(eligible)
+            return LeaseStatus(eligible)
         vip, served = (self.wanted or {})[address], address in self._served
-        return view_of(self.election, self.node, vip, now, eligible=eligible, served=served)
+        return lease_status_of(self.election, self.node, vip, now, eligible=eligible, served=served)
 
     def _write(self, orders: Sequence[tuple[bytes, Order]], now: float) -> None:
-        """Let the programs know who led before, then for what they answer: that the first one fails does not hold up the second."""
+        """Write the former leaders, then the answers of the programs: a failure of the first write does not prevent the second."""
         grace_s, election, failure = self.pools.l2.restart_grace_s, self.election, ""
         if not self._is_written:
             self._answers = self._placements.answers(self._answering)
@@ -343,11 +452,11 @@ class Announcer:
             self._groups.use(self._answers.keys())
         for address, order in orders:
             if order.act is Act.CLAIM:
-                self._questions.doubt(now + grace_s)
+                self._probes.probe_until(now + grace_s)
             elif order.act is Act.ANNOUNCE:
-                self._former.began(address, now, grace_s)
+                self._former.start(address, now, grace_s)
             elif order.act is Act.WITHDRAW:
-                self._former.ended(address)
+                self._former.end(address)
         lives = (lambda mac: election.is_alive(mac, now)) if election else (lambda _mac: False)
         former = self._former.wanted(self._answers.keys(), now, grace_s, lives)
         for table, entries in ((self._former_map, former), (self._map, self._answers)):
@@ -357,39 +466,39 @@ class Announcer:
                 failure = str(error)
         if failure and failure != self.problem:
             log.error("addresses could not be announced", extra={"error": failure})
-        self.problem, self._is_written = failure, True  # what failed is tried again by the maps' own word
+        self.problem, self._is_written = failure, True  # the maps' refresh_at() has a failed write tried again
 
     def former_leader(self, address: bytes) -> str:
-        """Return the node to which segments of connections from before this one led go on, '' for none."""
+        """Return the previous leader, to which segments of older connections are forwarded, '' for none."""
         names = [self.election.node_of(mac) for mac in self._former.of(address)] if self.election else []
         return next(iter(names), "")
 
-    # --- what is ordered ---
+    # --- acts ---
 
     def _do(self, address: bytes, order: Order, tasks: asyncio.TaskGroup) -> None:
         match order.act:
             case Act.PROBE | Act.REPEAT:
-                send = self._sockets.probe if order.act is Act.PROBE else self._sockets.tell
+                send = self._sockets.probe if order.act is Act.PROBE else self._sockets.announce
                 for ifindex, mac in self._placements.places[address].items():
                     send(ifindex, address, mac)
             case Act.CLAIM | Act.GIVE:
                 tasks.create_task(self._write_lease(address, order))
             case Act.ANNOUNCE | Act.WITHDRAW:
-                self._strangers.forget(address)
+                self._conflicts.forget(address)
                 text = (
                     "an address is announced" if order.act is Act.ANNOUNCE else "an address is not announced any more"
                 )
                 log.info(text, extra={"address": format_ip(address), "services": self._services(address)})
             case Act.CONFLICT:
-                self._strangers.tell(address, order.mac, self._services(address))
+                self._conflicts.report(address, order.mac, self._services(address))
             case Act.CONTESTED:
-                self._strangers.forget(address)
-                self._strangers.tell(address, order.mac, self._services(address), is_defended=True)
+                self._conflicts.forget(address)
+                self._conflicts.report(address, order.mac, self._services(address), is_defended=True)
 
     async def _write_lease(self, address: bytes, order: Order) -> None:
         assert self.election is not None
         machine = self.machines.get(address)
-        before = machine.view if machine else None
+        before = machine.lease_status if machine else None
         async with self._writes:
             if order.act is Act.GIVE:  # the next leader reads first why this node gives the address away
                 await self.election.until_published()
@@ -409,20 +518,20 @@ class Announcer:
         vip = (self.wanted or {}).get(address)
         return list(vip.services) if vip else []
 
-    def _heard(self, ifindex: int, claim: Claim) -> None:
-        machine = self.machines.get(claim.address)
-        if machine is None or not is_of_a_host(claim.mac):
+    def _on_sighting(self, ifindex: int, sighting: AddressSighting) -> None:
+        machine = self.machines.get(sighting.address)
+        if machine is None or not is_of_a_host(sighting.mac):
             return
-        if any(claim.mac == link.mac for link in self._around.network().links.values()):
+        if any(sighting.mac == link.mac for link in self._inputs.network().links.values()):
             return
-        node = self.election.node_of(claim.mac) if self.election else ""
+        node = self.election.node_of(sighting.mac) if self.election else ""
         if node and machine.phase is Phase.PROBING:
-            self._former.heard((ifindex, claim.address), claim.mac, self._clock())
-        orders = list(machine.heard(self._clock(), claim.mac, node))
+            self._former.seen((ifindex, sighting.address), sighting.mac, self._clock())
+        orders = list(machine.sighted(self._clock(), sighting.mac, node))
         if any(order.act is Act.WITHDRAW for order in orders):
-            self._questions.suspect()
-        self._orders += [(claim.address, order) for order in orders]
-        self._note(claim.address)
+            self._probes.probe_all()
+        self._orders += [(sighting.address, order) for order in orders]
+        self._note(sighting.address)
         self._wake.set()
 
     # --- routes ---
@@ -442,16 +551,16 @@ class Announcer:
         vips = (self.wanted or {}).values()
         return frozenset(vip.address for vip in vips if BGP in vip.modes and vip.address in self._served)
 
-    def bgp_refusal(self) -> str:
-        """Return why this node announces nothing by BGP, '' when it may."""
+    def bgp_refusal(self) -> AnnounceRefusal | None:
+        """Return why this node announces nothing by BGP, None when it may."""
         node = self._objects.nodes.get(self.node) if self._objects else None
         return node_refusal(node, self.pools.l2, for_l2=False)
 
-    def conflicts(self) -> list[Conflict]:
-        """Return the addresses that a host has, or claims, which is no node."""
+    def conflicts(self) -> list[AddressConflict]:
+        """Return the addresses that a host outside the cluster has or claims."""
         now = self._clock()
         found = ((address, each, each.conflict_with(now)) for address, each in sorted(self.machines.items()))
-        return [Conflict(address, mac, is_defended=each.answers) for address, each, mac in found if mac]
+        return [AddressConflict(address, mac, is_defended=each.answers) for address, each, mac in found if mac]
 
     def problems(self) -> list[str]:
         """Return what stands in the way of announcing, a sentence each."""
@@ -469,3 +578,28 @@ class Announcer:
     def objects(self) -> ObjectSnapshot:
         """The objects of the last look."""
         return self._objects or ObjectSnapshot()
+
+
+def lease_status_of(
+    election: LeaseElection, node: str, vip: DesiredVip, now: float, *, eligible: bool, served: bool
+) -> LeaseStatus:
+    """Return what is known of an address now at this node, which may announce it if it is `eligible`.
+
+    One whose programs do not serve an address of policy Cluster leaves it to another node that does; without one it stays.
+    """
+    address = vip.address
+    nodes = {each for each in election.nodes_reaching(address, now) if each != node and vip.admits(each)}
+    holder = election.holder(address)
+    holder_dead_s = election.dead_s(holder, now) if holder else -1.0
+    if is_overdue(holder_dead_s):
+        nodes.discard(holder)
+    if nodes and vip.is_withheld(node, is_served=served):
+        eligible = False
+    return LeaseStatus(
+        eligible,
+        elects=True,
+        fresh=election.is_fresh(now),
+        holder=holder,
+        holder_dead_s=holder_dead_s,
+        preferred=preferred_node(address, nodes | {node} if eligible else nodes),
+    )

@@ -26,7 +26,7 @@ class ServedAddresses:
         """Return whether the programs send new flows to an address on."""
         return self._rows[address] > 0
 
-    def look(self, state: State) -> set[bytes]:
+    def update(self, state: State) -> set[bytes]:
         """Take the State that is in the maps now; return the addresses that are served now and were not, or no longer."""
         if state is self._state:
             return set()

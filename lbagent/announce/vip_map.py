@@ -1,4 +1,4 @@
-"""lb_vip: for which addresses the programs answer, by which devices, and until when; lb_former_leader: who led before.
+"""lb_vip: for which addresses the programs answer, by which devices, and until when; lb_former_leader: the previous leaders.
 
 The agent moves that time on. An agent that dies leaves entries that last for `restart_grace_s`: the next one takes them over, or
 they end by themselves. What has ended is not taken over: another node may answer by then.
@@ -13,16 +13,16 @@ import socket
 import struct
 from collections.abc import Collection, Mapping
 
-from lbagent.announce.leader.former_leaders import Place
-from lbagent.announce.wire.frames import group_mac, solicited_node
+from lbagent.announce.l2.frames import group_mac, solicited_node
+from lbagent.announce.leader.former_leaders import DeviceAddress
+from lbagent.mapped_address import mapped, unmapped
 from lbagent.maps.layout import LB_VIP, LB_VIP_KEY
 from lbagent.maps.lbmaps import LBMaps
 
 log = logging.getLogger(__name__)
 MAP, FORMER_LEADER_MAP = "lb_vip", "lb_former_leader"
-REFRESH_PARTS, MOST_REFRESH_S = 10, 3.0  # the end of life is moved on each tenth of it, at least so often
+REFRESH_PARTS, MAX_REFRESH_INTERVAL_S = 10, 3.0  # the end of life is moved on each tenth of it, at least so often
 SIOCADDMULTI, SIOCDELMULTI = 0x8931, 0x8932
-_V4_MAPPED = bytes(10) + b"\xff\xff"
 NS = 1_000_000_000
 
 
@@ -32,13 +32,13 @@ class VipMap:
     def __init__(self, maps: LBMaps, restart_grace_s: float, name: str = MAP) -> None:
         self._maps, self._name = maps, name
         self.restart_grace_s = restart_grace_s
-        self._written: dict[Place, bytes] = read(maps, name=name)
-        self._lasting: Mapping[Place, bytes] = dict(self._written)
-        self._wanted: Mapping[Place, bytes] | None = None  # the last ones that were written
+        self._written: dict[DeviceAddress, bytes] = read(maps, name=name)
+        self._lasting: Mapping[DeviceAddress, bytes] = dict(self._written)
+        self._wanted: Mapping[DeviceAddress, bytes] | None = None  # the last ones that were written
         self._refreshed, self._ends_at = float("-inf"), float("inf")
 
     @property
-    def places(self) -> Mapping[Place, bytes]:
+    def places(self) -> Mapping[DeviceAddress, bytes]:
         """What an earlier agent left that has not ended: a MAC address by device and address."""
         return self._lasting
 
@@ -49,7 +49,7 @@ class VipMap:
     def refresh_at(self) -> float:
         """Return when `write` must be called again though nothing changed; monotonic seconds."""
         return (
-            self._refreshed + min(self.restart_grace_s / REFRESH_PARTS, MOST_REFRESH_S)
+            self._refreshed + min(self.restart_grace_s / REFRESH_PARTS, MAX_REFRESH_INTERVAL_S)
             if self._written
             else float("inf")
         )
@@ -58,7 +58,7 @@ class VipMap:
         """Return whether the entries ended by themselves because `write` was not called; `now` is of CLOCK_MONOTONIC."""
         return bool(self._written) and now >= self._ends_at
 
-    def write(self, wanted: Mapping[Place, bytes], now: float) -> None:
+    def write(self, wanted: Mapping[DeviceAddress, bytes], now: float) -> None:
         """Have exactly these; `now` is of CLOCK_MONOTONIC. What is new is written at once. Raises KernelError, MapFull.
 
         The same object as before is taken to hold the same.
@@ -84,14 +84,14 @@ class VipMap:
             self._refreshed, self._ends_at = now, now + self.restart_grace_s
         self._wanted = wanted
 
-    def _listen(self, places: Collection[Place], *, leave: bool = False) -> None:
+    def _listen(self, places: Collection[DeviceAddress], *, leave: bool = False) -> None:
         for place in places if self._name == MAP else ():
             _listen(place, leave=leave)
 
 
-def read(maps: LBMaps, now: float = 0.0, name: str = MAP) -> dict[Place, bytes]:
+def read(maps: LBMaps, now: float = 0.0, name: str = MAP) -> dict[DeviceAddress, bytes]:
     """Return what is written, without what ended before `now`."""
-    out: dict[Place, bytes] = {}
+    out: dict[DeviceAddress, bytes] = {}
     if name in maps.specs:  # pins of an earlier version lack it
         for key, value in maps.items(name):
             ifindex, address = LB_VIP_KEY.unpack(key)
@@ -101,23 +101,23 @@ def read(maps: LBMaps, now: float = 0.0, name: str = MAP) -> dict[Place, bytes]:
             assert isinstance(address, bytes)
             assert isinstance(mac, bytes)
             if until >= now * NS:
-                out[ifindex, address.removeprefix(_V4_MAPPED)] = mac
+                out[ifindex, unmapped(address)] = mac
     return out
 
 
-def release(places: Mapping[Place, bytes]) -> None:
+def release(places: Mapping[DeviceAddress, bytes]) -> None:
     """Let devices take solicitations for these addresses no longer (for `cleanup`)."""
     for place in places:
         _listen(place, leave=True)
 
 
-def _key(place: Place) -> bytes:
+def _key(place: DeviceAddress) -> bytes:
     ifindex, address = place
-    return LB_VIP_KEY.pack(ifindex, address if len(address) == 16 else _V4_MAPPED + address)
+    return LB_VIP_KEY.pack(ifindex, mapped(address))
 
 
-def _listen(place: Place, *, leave: bool = False) -> None:
-    """Let the device take the group in which an IPv6 address is asked for: its filter may drop other ones.
+def _listen(place: DeviceAddress, *, leave: bool = False) -> None:
+    """Have the device accept the solicited-node group of an IPv6 address: its filter may drop other groups.
 
     It holds until it is taken back, also without the agent. Source: netdevice(7); net/core/dev_ioctl.c (behaviour).
     """

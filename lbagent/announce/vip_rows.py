@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from lbagent.announce.announcer import Announcer
-from lbagent.announce.placements import NO_ENDPOINT_HERE, NOT_SERVED_HERE
-from lbagent.announce.strangers import in_use_text
-from lbagent.announce.vip_machine import Phase
-from lbagent.announce.wanted import WantedVip
+from lbagent.announce.announce_refusal import AnnounceRefusal, RefusalReason
+from lbagent.announce.announcer import Announcer, in_use_text
+from lbagent.announce.desired_vips import DesiredVip
+from lbagent.announce.l2.vip_machine import Phase
 from lbagent.api.types import VipAnswer, VipRow
 from lbagent.errors import ConfigError, NotFound
 from lbagent.model.address import format_ip, parse_ip
 from lbagent.objects.records import Service
-from lbagent.pools.announcement import L2
+from lbagent.pools.announcement import BGP, L2
 
 ANNOUNCED, STANDBY, CONFLICT, WITHDRAWN = "announced", "standby", "conflict", "withdrawn"
-# What an operator does about a reason, by how the reason begins
-_ADVICE = (
-    ("the node is cordoned", "kubectl uncordon NODE, or leave it to the other nodes"),
-    ("the node has the label", "take the label away if the node is to get traffic"),
-    ("the node has not the labels", "give the node these labels, or change l2.nodeSelector"),
-    (NOT_SERVED_HERE, "see `lbagent svc get` for the states of the backends, and `lbagent backend clear-state`"),
-    (
-        "the programs of this node",
-        "see `lbagent svc get` for the states of the backends, and `lbagent backend clear-state`",
-    ),
-    ("policy Local", "see `kubectl get endpointslices` for where the endpoints are; policy Cluster needs none here"),
-    (
-        "no device has an address",
-        "give a device an address of this network, name devices in l2.devices, or announce by BGP",
-    ),
-    ("no device of l2.devices", "see `ip link` and l2.devices"),
-    ("no programs are on", "add --device, and see `lbagent status`"),
-    ("a device of this node has the address", "take the address off the device, or out of the pool"),
-    ("Leases are not known", "see that the API server can be reached, and deploy/cloud/announce.yaml for the rights"),
-    ("no endpoint", "see why no Pod of the Service is ready"),
-)
+
+
+class _Standing(NamedTuple):
+    """A row, with the refusal whose sentence is its reason; None where the reason is no refusal."""
+
+    row: VipRow
+    refusal: AnnounceRefusal | None
 
 
 def require_announcer(announcer: Announcer | None) -> Announcer:
@@ -53,86 +39,99 @@ def announced_vips(announcer: Announcer | None) -> dict[tuple[str, str], bool]:
 
 def vip_rows(announcer: Announcer) -> list[VipRow]:
     """Return a row for each address and mode, by address."""
+    return [standing.row for standing in _standings(announcer)]
+
+
+def _standings(announcer: Announcer) -> list[_Standing]:
     vips = sorted((announcer.wanted or {}).values(), key=lambda vip: (len(vip.address), vip.address))
-    return [_l2_row(announcer, vip) if mode == L2 else _bgp_row(announcer, vip) for vip in vips for mode in vip.modes]
+    return [
+        _l2_standing(announcer, vip) if mode == L2 else _bgp_standing(announcer, vip)
+        for vip in vips
+        for mode in vip.modes
+    ]
 
 
-def _l2_row(announcer: Announcer, vip: WantedVip) -> VipRow:
+def _standing(vip: DesiredVip, mode: str, state: str, node: str, reason: AnnounceRefusal | str) -> _Standing:
+    row = VipRow(format_ip(vip.address), vip.pool, mode, state, node, list(vip.services), str(reason))
+    return _Standing(row, reason if isinstance(reason, AnnounceRefusal) else None)
+
+
+def _l2_standing(announcer: Announcer, vip: DesiredVip) -> _Standing:
     state, node, reason = _l2_state(announcer, vip.address)
-    return VipRow(format_ip(vip.address), vip.pool, L2, state, node, list(vip.services), reason)
+    return _standing(vip, L2, state, node, reason)
 
 
-def _l2_state(announcer: Announcer, address: bytes) -> tuple[str, str, str]:
+def _l2_state(announcer: Announcer, address: bytes) -> tuple[str, str, AnnounceRefusal | str]:
     """Return the state, the node that announces the address, and the reason."""
-    machine, refusal = announcer.machines.get(address), announcer.refusals.get(address, "")
+    machine, refusal = announcer.machines.get(address), announcer.refusals.get(address)
     if machine is None:
-        return STANDBY, "", "it was not looked at yet"
+        return STANDBY, "", "not decided yet"
     if machine.phase is Phase.CONFLICT:
-        return CONFLICT, "", in_use_text(address, machine.stranger)
+        return CONFLICT, "", in_use_text(address, machine.conflicting_mac)
     if machine.answers and not refusal:
         return ANNOUNCED, announcer.node, ""
-    view = machine.view
-    leader = view.holder if view.holder != announcer.node and view.holder_dead_s < 0 else ""
+    status = machine.lease_status
+    leader = status.holder if status.holder != announcer.node and status.holder_dead_s < 0 else ""
     if leader or machine.yielded_to:
         leader = leader or machine.yielded_to
         return STANDBY, leader, refusal or f"{leader} announces it"
     if refusal:
         return WITHDRAWN, "", refusal
-    if view.elects and not view.fresh:
+    if status.elects and not status.fresh:
         failure = announcer.election.failure if announcer.election else ""
-        return (
-            STANDBY,
-            "",
-            "Leases are not known now, and only a leader goes on without them" + (failure and f": {failure}"),
-        )
-    if view.preferred not in ("", announcer.node):
-        return STANDBY, "", f"{view.preferred} is to announce it"
-    return STANDBY, "", "it is probed whether another host has the address"
+        return STANDBY, "", AnnounceRefusal(RefusalReason.LEASES_UNKNOWN, failure and f": {failure}")
+    if status.preferred not in ("", announcer.node):
+        return STANDBY, "", f"{status.preferred} will announce it"
+    return STANDBY, "", "probing whether another host uses the address"
 
 
-def _bgp_row(announcer: Announcer, vip: WantedVip) -> VipRow:
-    untold = announcer.routes.refusal() if announcer.routes else "no BGP speaker runs on this node"
-    is_routed = not untold and vip.address in announcer.wanted_routes()
-    if is_routed:
-        reason = ""
-    elif refusal := announcer.bgp_refusal():
-        reason = refusal
-    elif not vip.has_endpoint:
-        reason = "no endpoint of its Services is ready, so the route is withdrawn"
-    elif not vip.admits(announcer.node):
-        reason = NO_ENDPOINT_HERE
-    elif not announcer.serves(vip.address):
-        reason = "the programs of this node send no new connections to its endpoints, so the route is withdrawn"
-    else:
-        reason = untold
-    state, node = (ANNOUNCED, announcer.node) if is_routed else (WITHDRAWN, "")
-    return VipRow(format_ip(vip.address), vip.pool, "bgp", state, node, list(vip.services), reason)
+def _bgp_standing(announcer: Announcer, vip: DesiredVip) -> _Standing:
+    untold = _untold(announcer)
+    if untold is None and vip.address in announcer.wanted_routes():
+        return _standing(vip, BGP, ANNOUNCED, announcer.node, "")
+    refusal = announcer.bgp_refusal()
+    if refusal is None and not vip.has_endpoint:
+        refusal = AnnounceRefusal(RefusalReason.NO_ENDPOINT)
+    elif refusal is None and not vip.admits(announcer.node):
+        refusal = AnnounceRefusal(RefusalReason.NO_ENDPOINT_HERE)
+    elif refusal is None and not announcer.serves(vip.address):
+        refusal = AnnounceRefusal(RefusalReason.NOT_SERVED)
+    return _standing(vip, BGP, WITHDRAWN, "", refusal or untold or "")
+
+
+def _untold(announcer: Announcer) -> AnnounceRefusal | None:
+    """Return why no router gets routes, None when one does."""
+    if announcer.routes is None:
+        return AnnounceRefusal(RefusalReason.NO_SPEAKER)
+    text = announcer.routes.refusal()
+    return AnnounceRefusal(RefusalReason.NO_SESSION, text) if text else None
 
 
 def why(announcer: Announcer, name: str) -> VipAnswer:
     """Explain an address or the addresses of a Service. Raises NotFound for one that is not known, ConfigError for no name."""
-    rows = vip_rows(announcer)
+    standings = _standings(announcer)
     if "/" in name:
         service = announcer.objects.services.get(name)
         if service is None:
             raise NotFound(f"no Service {name} is known here; see `lbagent svc list`")
-        found = [row for row in rows if name in row.services]
+        found = [each for each in standings if name in each.row.services]
         lines = list(_about_service(announcer, service, found))
     else:
         try:
             address = parse_ip(name)
         except ValueError:
             raise ConfigError(f"{name!r} is neither an address nor NAMESPACE/NAME") from None
-        found = [row for row in rows if row.address == format_ip(address)]
+        found = [each for each in standings if each.row.address == format_ip(address)]
         lines = _about_address(announcer, address, found)
-    is_announced = any(row.state == ANNOUNCED or (row.state == STANDBY and row.node) for row in found)
-    lines += [line for row in found for line in _about_row(row)]
-    former = {announcer.former_leader(parse_ip(row.address)): None for row in found if row.state == ANNOUNCED}
-    lines += [f"  connections from before go on by {node}, which led before" for node in former if node]
+    rows = [each.row for each in found]
+    is_announced = any(row.state == ANNOUNCED or (row.state == STANDBY and row.node) for row in rows)
+    lines += [line for each in found for line in _about_standing(each)]
+    former = {announcer.former_leader(parse_ip(row.address)): None for row in rows if row.state == ANNOUNCED}
+    lines += [f"  existing connections are forwarded to the previous leader {node}" for node in former if node]
     return VipAnswer(is_announced, lines)
 
 
-def _about_address(announcer: Announcer, address: bytes, found: Sequence[VipRow]) -> list[str]:
+def _about_address(announcer: Announcer, address: bytes, found: Sequence[_Standing]) -> list[str]:
     if found:
         return []
     text, pool = format_ip(address), announcer.pools.pool_of(address)
@@ -143,7 +142,7 @@ def _about_address(announcer: Announcer, address: bytes, found: Sequence[VipRow]
     return [f"{text}: no Service has this address of pool {pool.name}; an address is announced while a Service has it"]
 
 
-def _about_service(announcer: Announcer, service: Service, found: Sequence[VipRow]) -> Iterator[str]:
+def _about_service(announcer: Announcer, service: Service, found: Sequence[_Standing]) -> Iterator[str]:
     addresses = dict.fromkeys((*service.ingress, *service.external_ips))
     if service.ignored:
         yield f"{service.key}: this agent does not serve it: {service.ignored}"
@@ -152,7 +151,7 @@ def _about_service(announcer: Announcer, service: Service, found: Sequence[VipRo
         yield f"{service.key}: it has no address: " + (
             told if service.type == "LoadBalancer" else f"it is of type {service.type}"
         )
-    shown = {row.address for row in found}
+    shown = {each.row.address for each in found}
     for address in addresses:
         if format_ip(address) not in shown:
             try:
@@ -161,7 +160,8 @@ def _about_service(announcer: Announcer, service: Service, found: Sequence[VipRo
                 yield str(error)
 
 
-def _about_row(row: VipRow) -> Iterator[str]:
+def _about_standing(standing: _Standing) -> Iterator[str]:
+    row, refusal = standing
     head = f"{row.address} ({row.mode}, pool {row.pool})"
     if row.state == ANNOUNCED:
         yield f"{head}: announced from {row.node}, this node"
@@ -169,6 +169,5 @@ def _about_row(row: VipRow) -> Iterator[str]:
     yield f"{head}: " + (
         f"announced from {row.node}; not from this node: {row.reason}" if row.node else f"{row.state}: {row.reason}"
     )
-    advice = next((text for begin, text in _ADVICE if row.reason.startswith(begin)), "")
-    if advice and not row.node:
-        yield f"  {advice}"
+    if refusal and refusal.reason.advice and not row.node:
+        yield f"  {refusal.reason.advice}"

@@ -1,22 +1,18 @@
-"""What the API server asks of the agent. The agent implements it; nothing else of the agent is reachable over the socket."""
+"""What the API server asks of the agent: the methods here, and those that are an answer by themselves, which api_routes.py names.
+
+The agent implements both (agent/facade.py); nothing else of it is reachable over the socket.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from lbagent.api.bgp_peers import BgpPeerRow
-from lbagent.api.types import ApilbRow, Status, VipAnswer, VipRow
+from lbagent.api.types import DrainRow
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import Backend, BackendState
+from lbagent.model.backend import BackendState
 from lbagent.model.state import State
-
-
-class FlowCounts(NamedTuple):
-    """Live flows by backend id (a missing id has none; None before the first sweep), and how long ago they were counted."""
-
-    live: Mapping[int, int] | None
-    age_s: float = 0.0
+from lbagent.targets.data_plane import FlowCounts, WayOf
 
 
 class SetBy(NamedTuple):
@@ -27,26 +23,11 @@ class SetBy(NamedTuple):
     at: float = 0.0
 
 
-class BackendWay(NamedTuple):
-    """How packets get to a backend: BackendRow's fields `way`, `device` and `way_reason`."""
-
-    way: str = ""
-    device: str = ""
-    reason: str = ""
-
-
-WayOf = Callable[[Backend], BackendWay]
-
-
 class AgentApi(Protocol):
     """The agent as the server sees it. All methods run in the agent's event loop and must not block it."""
 
     def state(self) -> State:
         """Return the State that is in the maps, ids filled in; an empty one before the first."""
-        ...
-
-    def status(self) -> Status:
-        """Return how the agent is, now."""
         ...
 
     def external_clusterip(self) -> bool:
@@ -88,11 +69,30 @@ class AgentApi(Protocol):
         """
         ...
 
+    async def start_drain(
+        self,
+        addresses: Sequence[L3n4Addr],
+        timeout_s: float,
+        *,
+        pods: Sequence[str] = (),
+        further: Sequence[L3n4Addr] = (),
+        spare_last: bool = False,
+    ) -> None:
+        """Set maintenance as `set_state` does, and drain these backends and `further` ones, which keep their state.
+
+        A backend that is drained already goes on so, until the later of both deadlines.
+        """
+        ...
+
+    def drains(self) -> Sequence[DrainRow]:
+        """Return the drains as they were at the last count, those that go on first."""
+        ...
+
     async def clear_state(self, addresses: Sequence[L3n4Addr], *, pods: Sequence[str] = ()) -> list[str]:
         """Forget what the operator set for these backends, for these Pods and for the Pods' backends; return the names.
 
-        Returns when it is in the maps. All or nothing: NotFound for a backend or Pod of which nothing is known, Refused where the
-        state was set for the whole Pod of a backend.
+        Their drains end. Returns when it is in the maps. All or nothing: NotFound for a backend or Pod of which nothing is known,
+        Refused where the state was set for the whole Pod of a backend.
         """
         ...
 
@@ -107,26 +107,6 @@ class AgentApi(Protocol):
         """
         ...
 
-    def vips(self) -> Sequence[VipRow]:
-        """Return the addresses that are to be announced, by address and mode. Raises NotFound without --announce."""
-        ...
-
-    def why_vip(self, name: str) -> VipAnswer:
-        """Return why an address, or the addresses of Service NAMESPACE/NAME, are announced or not. Raises NotFound."""
-        ...
-
-    async def bgp_peers(self) -> Sequence[BgpPeerRow]:
-        """Return the BGP sessions of this node, in the order of the pools file; none without its section `bgp`."""
-        ...
-
-    async def apilb(self) -> Sequence[ApilbRow]:
-        """Return the instances of native mode, in the order of their files. Raises NotFound without --apilb."""
-        ...
-
     def settings(self) -> Mapping[str, object]:
         """Return the configuration in force, by key."""
-        ...
-
-    def metrics(self) -> Iterable[str]:
-        """Yield the Prometheus text in pieces of at most some 64 KiB (observe.metrics.render)."""
         ...

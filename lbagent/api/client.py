@@ -10,20 +10,23 @@ import http.client
 import json
 import os
 import socket
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
+from lbagent.api.api_routes import BY_NAME, ROUTES, TEXT, Route
 from lbagent.defaults import DEFAULT_SOCKET
 from lbagent.errors import AgentUnreachable, ConfigError, LastBackend, LbError, NotFound, Refused, TimedOut
 
-API_PREFIX = "/v1"
 DEFAULT_TIMEOUT_S = 30.0
 VERIFY_TIMEOUT_S = 120.0  # the agent reads every map, between other work
+MAX_DRAIN_S = 1e9
 MAX_ANSWER_BYTES = 512 * 1024 * 1024  # bytes; 10,000 services of 10 backends are 25 MB
 
 
 T = TypeVar("T")
+_NO_QUERY: Mapping[str, object] = {}
 
 
 class AgentUnsupported(LbError):
@@ -67,19 +70,19 @@ def socket_path(text: str = "") -> str:
 
 
 class AgentClient:
-    """One agent. A connection per request: a command makes one or two."""
+    """One agent. A connection per request: a command makes one or two.
+
+    It has a method for each route (api_routes.py); those that are written here do more than to send and return.
+    """
 
     def __init__(self, path: str = "", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self.path = socket_path(path)
         self.timeout_s = timeout_s
 
-    def services(self, namespace: str = "", name: str = "", vip: str = "") -> list[dict[str, Any]]:
-        """Return the frontends in the agent's order; `vip` is ADDRESS[:PORT[/PROTOCOL]]."""
-        return self._list("/services", namespace=namespace, name=name, vip=vip)
+    if TYPE_CHECKING:
 
-    def backends(self) -> list[dict[str, Any]]:
-        """Return the backends by id."""
-        return self._list("/backends")
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            """Have mypy take the methods that `_add_methods` makes."""
 
     def set_state(
         self, addresses: list[str], state: str, *, spare_last: bool = False, **named: Any
@@ -90,58 +93,47 @@ class AgentClient:
         would have no backend left.
         """
         body = {"addresses": addresses, "state": state, **_given(named)}
-        answer = self._request("PUT", "/backends/state", body | ({"spare_last": True} if spare_last else {}))
-        return self._expect(answer, list)
+        rows: list[dict[str, Any]] = self._send("set_state", body | ({"spare_last": True} if spare_last else {}))
+        return rows
+
+    def start_drain(
+        self, addresses: list[str], timeout_s: float, *, spare_last: bool = False, **named: Any
+    ) -> list[dict[str, Any]]:
+        """Set these backends to maintenance, as `set_state` does, and have them drained; return them as they are now."""
+        body = {"addresses": addresses, "timeout_s": min(timeout_s, MAX_DRAIN_S), **_given(named)}
+        rows: list[dict[str, Any]] = self._send("start_drain", body | ({"spare_last": True} if spare_last else {}))
+        return rows
 
     def clear_state(self, addresses: list[str], **named: Any) -> dict[str, Any]:
         """Forget what the operator set for these backends; return Cleared (api/types.py)."""
-        answer = self._request("PUT", "/backends/clear-state", {"addresses": addresses, **_given(named)})
-        return self._expect(answer, dict)
-
-    def status(self) -> dict[str, Any]:
-        """Return how the agent is."""
-        return self._expect(self._request("GET", "/status"), dict)
-
-    def apilb(self) -> list[dict[str, Any]]:
-        """Return the instances of native mode that the host serves: ApilbRow (api/types.py). Raises NotFound without --apilb."""
-        return self._list("/apilb")
-
-    def vips(self) -> list[dict[str, Any]]:
-        """Return the addresses that are to be announced: VipRow (api/types.py)."""
-        return self._list("/vips")
-
-    def why_vip(self, name: str) -> dict[str, Any]:
-        """Return why an address, or a Service's addresses, are announced or not: VipAnswer (api/types.py)."""
-        return self._expect(self._request("GET", f"/vips/why?{urlencode({'name': name})}"), dict)
+        cleared: dict[str, Any] = self._send("clear_state", {"addresses": addresses, **_given(named)})
+        return cleared
 
     def verify(self) -> list[str]:
         """Return in what the maps differ from what the agent wrote and wants."""
-        answer = self._expect(self._request("GET", "/verify", timeout_s=VERIFY_TIMEOUT_S), dict)
+        answer = self._request(BY_NAME["verify"], timeout_s=VERIFY_TIMEOUT_S)
         return self._expect(answer.get("differences"), list)
-
-    def bgp_peers(self) -> list[dict[str, Any]]:
-        """Return the BGP sessions of the node."""
-        return self._list("/bgp/peers")
 
     def wait_change(self, generation: int, timeout_s: float) -> int:
         """Return the agent's generation when it differs from `generation`, or after `timeout_s`."""
-        query = urlencode({"generation": generation, "timeout_s": timeout_s})
-        answer = self._request("GET", f"/wait?{query}", timeout_s=timeout_s + self.timeout_s)
-        return int(self._expect(answer, dict)["generation"])
+        query = {"generation": generation, "timeout_s": timeout_s}
+        return int(self._request(BY_NAME["wait_change"], query, timeout_s=timeout_s + self.timeout_s)["generation"])
 
-    def metrics(self) -> str:
-        """Return the Prometheus text."""
-        return self._exchange("GET", "/metrics", None, self.timeout_s).decode()
+    def _send(self, name: str, body: dict[str, Any]) -> Any:
+        return self._request(BY_NAME[name], body=body)
 
-    def _list(self, path: str, **query: str) -> list[dict[str, Any]]:
-        given = urlencode({key: value for key, value in query.items() if value}, errors="surrogateescape")
-        return self._expect(self._request("GET", f"{path}?{given}" if given else path), list)
-
-    def _request(self, method: str, path: str, body: Any = None, timeout_s: float = 0.0) -> Any:
+    def _request(
+        self, route: Route, query: Mapping[str, object] = _NO_QUERY, body: Any = None, timeout_s: float = 0.0
+    ) -> Any:
+        """Send a request and return its answer: a list, a dict, a text. Raises LbError."""
+        given = {key: text for key, value in query.items() if (text := str(value))}
+        target = f"{route.path}?{urlencode(given, errors='surrogateescape')}" if given else route.path
         data = json.dumps(body, ensure_ascii=False).encode(errors="replace") if body is not None else None
-        answer = self._exchange(method, API_PREFIX + path, data, timeout_s or self.timeout_s)
+        answer = self._exchange(route.method, target, data, timeout_s or self.timeout_s)
+        if route.answer == TEXT:
+            return answer.decode()
         try:
-            return json.loads(answer)
+            return self._expect(json.loads(answer), list if route.many else dict)
         except (ValueError, RecursionError):
             raise self._not_an_agent() from None
 
@@ -204,3 +196,24 @@ class AgentClient:
         return AgentUnreachable(
             f"the process that answers on unix://{self.path} is not an lbagent agent of this version"
         )
+
+
+def _add_methods(routes: Iterable[Route]) -> None:
+    """Give AgentClient a method for each route that has none: it takes the parts of the query, in this order or by name."""
+    for route in routes:
+        if not hasattr(AgentClient, route.name):
+            setattr(AgentClient, route.name, _method(route))
+
+
+def _method(route: Route) -> Callable[..., Any]:
+    keys = [key for key, _ in route.query]
+
+    def ask(client: AgentClient, *words: object, **named: object) -> Any:
+        if len(words) > len(keys) or not named.keys() <= set(keys):
+            raise TypeError(f"{route.name}() takes {', '.join(keys) or 'nothing'}")
+        return client._request(route, dict(zip(keys, words, strict=False)) | named)  # noqa: SLF001  # it is a method
+
+    return ask
+
+
+_add_methods(ROUTES)

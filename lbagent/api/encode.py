@@ -1,61 +1,71 @@
-"""Model -> wire: rows of the API, made one service at a time so that 10,000 of them do not stop the agent."""
+"""Model -> wire: the items of the API's lists, one at a time so that 10,000 services do not stop the agent.
+
+listed_fields.py makes their rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
-from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
-from lbagent.api.types import BackendRow, FrontendBackendRow, FrontendRow
-from lbagent.model.address import L3n4Addr, L4Type, Scope, parse_ip
-from lbagent.model.backend import Backend
+from lbagent.api.agent_api import SetBy
+from lbagent.api.listed_fields import MEMBERS, Row
+from lbagent.api.types import DrainProgress, DrainRow
+from lbagent.model.address import L3n4Addr, L4Type, parse_ip
+from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import Cooperative
 from lbagent.model.service import SVC, SVCType
 from lbagent.model.state import State
+from lbagent.targets.data_plane import BackendWay, FlowCounts, WayOf
 
 _PIECE_BYTES = 64 * 1024
+
+
 NON_ROUTABLE = "non-routable"  # the flag's word (model/flags.py)
 
 
-def frontend_row(svc: SVC, *, external_clusterip: bool = False) -> FrontendRow:
-    """Return one frontend as it is listed. The scope has a field of its own, so the frontend's text goes without `/i`.
+class ListedMember(Struct, frozen=True, gc=False):
+    """A backend of a frontend. `selectable`: new flows may take it."""
 
-    `non-routable` is in the maps of every ClusterIP; with `external_clusterip` the programs pass over it, and it is not shown.
-    """
-    selectable = {id(backend) for backend in svc.selectable}
-    is_reached = external_clusterip and svc.type is SVCType.CLUSTER_IP
-    return FrontendRow(
-        id=svc.id,
-        namespace=svc.name.namespace,
-        name=svc.name.name,
-        port_name=svc.port_name,
-        frontend=svc.frontend.with_scope(Scope.EXTERNAL).with_protocol(),
-        scope=svc.frontend.scope.name.lower(),
-        type=svc.type.value,
-        flags=[word for word in svc.flags.words() if not (is_reached and word == NON_ROUTABLE)],
-        algorithm=svc.algorithm.value,
-        affinity_timeout_s=svc.affinity_timeout_s,
-        ext_traffic_policy=svc.ext_traffic_policy.value,
-        int_traffic_policy=svc.int_traffic_policy.value,
-        backends=[_frontend_backend_row(backend, id(backend) in selectable) for backend in svc.backends],
-        source_ranges_policy=("deny" if svc.source_ranges_deny else "allow") if svc.check_source_range else "",
-        source_ranges=list(map(str, svc.source_ranges)),
-    )
+    backend: Backend
+    selectable: bool
 
 
-def _frontend_backend_row(backend: Backend, selectable: bool) -> FrontendBackendRow:
-    return FrontendBackendRow(
-        id=backend.id,
-        address=backend.address.with_protocol(),
-        state=backend.state.text,
-        weight=backend.weight,
-        node=backend.node_name,
-        zone=backend.zone,
-        local=backend.local,
-        selectable=selectable,
-    )
+class ListedService(Struct, frozen=True):
+    """A frontend. `reached`: sources outside the node reach it, though it is a ClusterIP."""
+
+    svc: SVC
+    reached: bool = False
+
+    @property
+    def flags(self) -> list[str]:
+        """The flags that have an effect: with `reached` the programs pass over `non-routable`."""
+        return [word for word in self.svc.flags.words() if not (self.reached and word == NON_ROUTABLE)]
+
+    @property
+    def members(self) -> list[Row]:
+        """The rows of the backends, in the order of their slots."""
+        selectable = {id(backend) for backend in self.svc.selectable}
+        return [MEMBERS.row(ListedMember(each, id(each) in selectable)) for each in self.svc.backends]
+
+
+class ListedBackend(Struct, frozen=True):
+    """A backend of the node: what is known of it at one moment."""
+
+    backend: Backend
+    services: Sequence[str]
+    flows: FlowCounts
+    set_by: SetBy | None
+    way: BackendWay
+    drain: DrainProgress | None
+
+    @property
+    def flow_count(self) -> int:
+        """Live flows; -1 before the first count."""
+        return -1 if self.flows.live is None else self.flows.live.get(self.backend.id, 0)
 
 
 class VIP(NamedTuple):
@@ -83,15 +93,15 @@ class VIP(NamedTuple):
         )
 
 
-def frontend_rows(
+def listed_services(
     state: State, namespace: str = "", name: str = "", vip: VIP | None = None, *, external_clusterip: bool = False
-) -> Iterator[FrontendRow]:
+) -> Iterator[ListedService]:
     """Yield the frontends in dump order, wildcard rows left out; '' and None = any."""
     for svc in state.services:
         if svc.wildcard or (namespace and svc.name.namespace != namespace) or (name and svc.name.name != name):
             continue
         if vip is None or vip.is_of(svc.frontend):
-            yield frontend_row(svc, external_clusterip=external_clusterip)
+            yield ListedService(svc, external_clusterip and svc.type is SVCType.CLUSTER_IP)
 
 
 Used = tuple[Backend, tuple[str, ...]]  # a backend in its most alive state, and the Services that have it
@@ -117,37 +127,35 @@ NOT_COUNTED = FlowCounts(None)
 _NONE_SET: Mapping[L3n4Addr, SetBy] = {}
 
 
-def backend_rows(
+def listed_backends(
     used: Iterable[Used],
     flows: FlowCounts = NOT_COUNTED,
     states_set: Mapping[L3n4Addr, SetBy] = _NONE_SET,
     way_of: WayOf = lambda _backend: BackendWay(),
-) -> Iterator[BackendRow]:
-    """Yield the row of each. What it does not say is left as it is by default, and so out of the JSON."""
+    drains: Iterable[DrainRow] = (),
+) -> Iterator[ListedBackend]:
+    """Yield each with what is known of it. A state that another one has replaced was set by nobody."""
+    drain_of = {drain.address: drain for drain in drains}
     for backend, services in used:
-        row = BackendRow(
-            id=backend.id,
-            address=backend.address.with_protocol(),
-            state=backend.state.text,
-            weight=backend.weight,
-            node=backend.node_name,
-            zone=backend.zone,
-            local=backend.local,
-            flows=-1 if flows.live is None else flows.live.get(backend.id, 0),
-            services=sorted(services),
-        )
-        if flows.live is not None and flows.age_s:
-            row.flows_age_s = round(flows.age_s, 1)
         by = states_set.get(backend.address)
-        if by is not None and by.state is backend.state:
-            row.set_by = by.what
-            if by.at:
-                row.set_at = by.at
-        row.way, row.device, row.way_reason = way_of(backend)
-        yield row
+        drain = drain_of.get(backend.address.with_protocol()) if drain_of else None
+        is_drained = drain is not None and not (drain.ended and backend.state is BackendState.ACTIVE)
+        yield ListedBackend(
+            backend,
+            services,
+            flows,
+            by if by is not None and by.state is backend.state else None,
+            way_of(backend),
+            _progress(drain) if drain is not None and is_drained else None,
+        )
 
 
-def json_list(rows: Iterable[msgspec.Struct]) -> Iterator[bytes]:
+def _progress(drain: DrainRow) -> DrainProgress:
+    """Return a drain without the address, which the backend's row has."""
+    return DrainProgress(**{name: getattr(drain, name) for name in DrainProgress.__struct_fields__})
+
+
+def json_list(rows: Iterable[object]) -> Iterator[bytes]:
     """Yield a JSON list in pieces."""
     encoder = msgspec.json.Encoder()
     piece = bytearray(b"[")

@@ -1,23 +1,13 @@
 """The agent's API: HTTP + JSON on a unix socket only root may open; metrics on a TCP address when asked for.
 
-GET /v1/services[?namespace=&name=&vip=]  list of FrontendRow
-GET /v1/backends                       list of BackendRow, flows counted now
-PUT /v1/backends/state                 SetState -> list of BackendRow
-PUT /v1/backends/clear-state           ClearState -> Cleared
-GET /v1/status                         Status
-GET /v1/vips                           list of VipRow
-GET /v1/vips/why?name=                 VipAnswer
-GET /v1/verify                         {"differences": [...]}: of the maps from what the agent wrote and wants
-GET /v1/bgp/peers                      list of BgpPeerRow, asked of BIRD now
-GET /v1/apilb                          list of ApilbRow
-GET /v1/wait?generation=N&timeout_s=S  {"generation": M} as soon as M differs from N
-GET /metrics                           Prometheus text (the TCP address has this, /proxyMode and /configz)
+api_routes.py has the table of routes. The TCP address has /metrics, /proxyMode and /configz, and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import math
 import os
@@ -25,19 +15,38 @@ import socket
 import stat
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from lbagent.api import types
 from lbagent.api.agent_api import AgentApi
-from lbagent.api.client import API_PREFIX
-from lbagent.api.encode import VIP, backend_rows, backends_used, frontend_rows, json_list
-from lbagent.api.http import MAX_HEAD_BYTES, HttpServer, Request, Response
-from lbagent.api.listeners import PUBLIC_LIMITS, tcp_socket
+from lbagent.api.api_routes import ROUTES, TEXT, Route
+from lbagent.api.encode import (
+    VIP,
+    ListedBackend,
+    ListedService,
+    backends_used,
+    json_list,
+    listed_backends,
+    listed_services,
+)
+from lbagent.api.listed_fields import BACKENDS, LISTS
 from lbagent.api.named_backends import named_backends
-from lbagent.api.types import BackendRow, Cleared, ClearState, Problem, SetState
+from lbagent.api.types import (
+    Cleared,
+    ClearState,
+    Differences,
+    Generation,
+    NamedBackends,
+    Problem,
+    SetState,
+    StartDrain,
+)
 from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
 from lbagent.errors import ConfigError, Conflict, LastBackend, LbError, NotFound, Refused, TimedOut
+from lbagent.http.http_server import MAX_HEAD_BYTES, HttpServer, Request, Response
+from lbagent.http.listeners import PUBLIC_LIMITS, tcp_socket
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import run_cooperatively
@@ -53,6 +62,7 @@ BACKLOG = 32
 PROBE_S = 1.0  # for an agent that may listen on the path already
 PROXY_MODE = b"lbagent"  # kube-proxy says iptables or nftables here
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LISTED = {each.record: each for each in LISTS}
 _STATUS: tuple[tuple[type[LbError], int], ...] = ((ConfigError, 400), (NotFound, 404), (Refused, 409), (TimedOut, 504))
 
 
@@ -67,23 +77,12 @@ class ApiServer:
         self._metrics = HttpServer(self.answer_metrics, PUBLIC_LIMITS, methods=None)
         self._servers: list[asyncio.Server] = []
         self._inode: tuple[int, int] | None = None
-        routes = {
-            ("GET", "/services"): self._services,
-            ("GET", "/backends"): self._backends,
-            ("PUT", "/backends/state"): self._set_state,
-            ("PUT", "/backends/clear-state"): self._clear_state,
-            ("GET", "/status"): self._status,
-            ("GET", "/verify"): self._verify,
-            ("GET", "/vips"): self._vips,
-            ("GET", "/vips/why"): self._why_vip,
-            ("GET", "/wait"): self._wait,
-            ("GET", "/bgp/peers"): self._bgp_peers,
-            ("GET", "/apilb"): self._apilb,
+        self._routes = {(route.method, route.path): route for route in ROUTES}
+        self._public: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "/metrics": self._answer,
+            "/proxyMode": self._proxy_mode,
+            "/configz": self._configz,
         }
-        self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
-            (method, API_PREFIX + path): handler for (method, path), handler in routes.items()
-        }
-        self._routes["GET", "/metrics"] = self._metrics_text
 
     async def start(self) -> None:
         """Listen. Raises Conflict when another agent answers on the path, ConfigError when it cannot be used."""
@@ -117,11 +116,11 @@ class ApiServer:
                 os.unlink(self._path)
 
     async def _answer(self, request: Request) -> Response:
-        handler = self._routes.get((request.method, request.path))
         try:
-            if handler is None:
+            route = self._routes.get((request.method, request.path))
+            if route is None:
                 raise NotFound(f"the agent has no {request.method} {request.path}")
-            return await handler(request)
+            return _encoded(route, await self._answer_of(route, request))
         except LbError as error:
             status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
             return _json(Problem(str(error), error.exit_code, isinstance(error, LastBackend)), status)
@@ -129,61 +128,83 @@ class ApiServer:
             log.exception("a request failed", extra={"method": request.method, "path": request.path})
             return _json(Problem("the agent failed on this request; its log says why; nothing was changed", 1), 500)
 
+    async def _answer_of(self, route: Route, request: Request) -> Any:
+        """Return what the agent, or the method of the route here, answers to its body or the parts of its query."""
+        handler = getattr(self._view, route.agent) if route.agent else getattr(self, f"_{route.name}")
+        if route.body:
+            answer = handler(_body(request, getattr(types, route.body)))
+        else:
+            answer = handler(*(request.query.get(key, default) for key, default in route.query))
+        return await answer if inspect.isawaitable(answer) else answer
+
     async def answer_metrics(self, request: Request) -> Response:
         """Answer at the port of the metrics, as kube-proxy does at 10249: whatever the method is."""
-        match request.path:
-            case "/metrics":
-                return await self._answer(Request("GET", request.path, request.query, request.body))
-            case "/proxyMode":
-                return Response(200, PROXY_MODE, "text/plain; charset=utf-8")
-            case "/configz":
-                return Response(200, msgspec.json.encode({"lbagent": self._view.settings()}) + b"\n")
-        return Response(404, b"only /metrics, /proxyMode and /configz are here\n", "text/plain; charset=utf-8")
+        handler = self._public.get(request.path)
+        if handler is None:
+            return Response(404, b"only /metrics, /proxyMode and /configz are here\n", "text/plain; charset=utf-8")
+        return await handler(Request("GET", request.path, request.query, request.body))
 
-    async def _services(self, request: Request) -> Response:
-        namespace, name, text = (request.query.get(key, "") for key in ("namespace", "name", "vip"))
+    async def _proxy_mode(self, _: Request) -> Response:
+        return Response(200, PROXY_MODE, "text/plain; charset=utf-8")
+
+    async def _configz(self, _: Request) -> Response:
+        return Response(200, msgspec.json.encode({"lbagent": self._view.settings()}) + b"\n")
+
+    def _services(self, namespace: str, name: str, text: str) -> Iterator[ListedService]:
         try:
             vip = VIP.parse(text) if text else None
         except ValueError as error:
             raise ConfigError(f"vip: {error}") from None
         reached = self._view.external_clusterip()
-        return Response(
-            200, json_list(frontend_rows(self._view.state(), namespace, name, vip, external_clusterip=reached))
-        )
+        return listed_services(self._view.state(), namespace, name, vip, external_clusterip=reached)
 
-    async def _backends(self, _: Request) -> Response:
-        return Response(200, json_list(await self._rows()))
+    async def _backends(self) -> Iterator[ListedBackend]:
+        return await self._listed()
 
-    async def _rows(self, only: Collection[L3n4Addr] | None = None) -> Iterator[BackendRow]:
-        """Return the rows of backends, all or `only` these, with flows counted now."""
+    async def _listed(self, only: Collection[L3n4Addr] | None = None) -> Iterator[ListedBackend]:
+        """Return backends, all or `only` these, with flows counted now."""
         flows, states_set = await self._view.count_flows(), await self._view.states_set()
         used = await run_cooperatively(backends_used(self._view.state(), only), time.monotonic)
-        return backend_rows(used, flows, states_set, self._view.backend_ways())
+        return listed_backends(used, flows, states_set, self._view.backend_ways(), self._view.drains())
 
-    async def _set_state(self, request: Request) -> Response:
-        wanted = _body(request, SetState, "set-state")
+    async def _set_state(self, wanted: SetState) -> Iterator[ListedBackend]:
         state = BackendState.parse(wanted.state) if wanted.state else BackendState.INVALID
+        named = self._to_set(wanted, state)
+        if state in (BackendState.TERMINATING, BackendState.INVALID):
+            raise self._not_to_set(named.every[0], wanted.state or "''")
+        await self._view.set_state(named.addresses, state, pods=named.pods, spare_last=wanted.spare_last)
+        return await self._listed({*named.every, *named.further})
+
+    async def _start_drain(self, wanted: StartDrain) -> Iterator[ListedBackend]:
+        if wanted.timeout_s < 0:
+            raise ConfigError("timeout_s must not be negative; nothing was changed")
+        named = self._to_set(wanted, BackendState.MAINTENANCE)
+        await self._view.start_drain(
+            named.addresses, wanted.timeout_s, pods=named.pods, further=named.further, spare_last=wanted.spare_last
+        )
+        return await self._listed({*named.every, *named.further})
+
+    def _to_set(self, wanted: NamedBackends, state: BackendState) -> _ToSet:
+        """Return whose state is to be set. Raises ConfigError where no backend is named, NotFound."""
         known = self._view.state().backends
         asked = named_backends(wanted, self._view.state(), known)
         addresses, pods = asked.able(state, known), asked.pods
-        named = [*addresses, *(address for pod in pods for address in self._view.backends_of_pod(pod))]
-        if not named:
+        every = [*addresses, *(address for pod in pods for address in self._view.backends_of_pod(pod))]
+        if not every:
             raise ConfigError("no backend was named; nothing was changed")
-        if state in (BackendState.TERMINATING, BackendState.INVALID):
-            raise self._not_to_set(named[0], wanted.state or "''")
-        await self._view.set_state(addresses, state, pods=pods, spare_last=wanted.spare_last)
-        return Response(200, json_list(await self._rows({*named, *asked.found})))
+        return _ToSet(addresses, pods, every, asked.found)
 
-    async def _clear_state(self, request: Request) -> Response:
-        wanted = _body(request, ClearState, "clear-state")
+    async def _clear_state(self, wanted: ClearState) -> Cleared:
         state, by_operator = self._view.state(), self._view.set_by_operator()
         single, found, pods = named_backends(wanted, state, {*state.backends, *by_operator})
         addresses = [*single, *found]
         if not addresses and not pods:
             raise ConfigError("no backend was named; nothing was changed")
         cleared = await self._view.clear_state(addresses, pods=pods)
-        rows = await self._rows({*addresses, *(L3n4Addr.parse(name) for name in cleared if not is_pod_reference(name))})
-        return _json(Cleared(cleared, list(rows)))
+        listed = await self._listed(
+            {*addresses, *(L3n4Addr.parse(name) for name in cleared if not is_pod_reference(name))}
+        )
+        return Cleared(cleared, list(map(BACKENDS.row, listed)))
 
     def _not_to_set(self, address: L3n4Addr, word: str) -> Refused:
         """Return the refusal of a state that set-state cannot give; it names both states, as every refusal of a state does."""
@@ -194,51 +215,48 @@ class ApiServer:
             " quarantined; nothing was changed"
         )
 
-    async def _status(self, _: Request) -> Response:
-        return _json(self._view.status())
+    async def _verify(self) -> Differences:
+        return Differences(list(await self._view.verify()))
 
-    async def _verify(self, _: Request) -> Response:
-        return Response(200, msgspec.json.encode({"differences": list(await self._view.verify())}))
-
-    async def _vips(self, _: Request) -> Response:
-        return Response(200, json_list(iter(self._view.vips())))
-
-    async def _why_vip(self, request: Request) -> Response:
-        return _json(self._view.why_vip(request.query.get("name", "")))
-
-    async def _wait(self, request: Request) -> Response:
+    async def _wait_change(self, generation: str, timeout_s: str) -> Generation:
         try:
-            generation, timeout_s = (
-                int(request.query.get("generation", "0")),
-                float(request.query.get("timeout_s", "30")),
-            )
+            known, seconds = int(generation), float(timeout_s)
         except ValueError:
             raise ConfigError("generation and timeout_s must be numbers") from None
-        if not math.isfinite(timeout_s):
+        if not math.isfinite(seconds):
             raise ConfigError("timeout_s must be a finite number")
-        now = await self._view.wait_change(generation, max(0.0, min(timeout_s, MAX_WAIT_S)))
-        return Response(200, msgspec.json.encode({"generation": now}))
-
-    async def _bgp_peers(self, _: Request) -> Response:
-        return Response(200, msgspec.json.encode(await self._view.bgp_peers()) + b"\n")
-
-    async def _apilb(self, _: Request) -> Response:
-        return Response(200, msgspec.json.encode(await self._view.apilb()) + b"\n")
-
-    async def _metrics_text(self, _: Request) -> Response:
-        return Response(200, (piece.encode() for piece in self._view.metrics()), METRICS_TYPE)
+        return Generation(await self._view.wait_change(known, max(0.0, min(seconds, MAX_WAIT_S))))
 
 
-Body = TypeVar("Body", bound=msgspec.Struct)
+class _ToSet(NamedTuple):
+    """Backends whose state is to be set: `every` one by address and of `pods`. Of `further` some may not take the state."""
+
+    addresses: list[L3n4Addr]
+    pods: list[str]
+    every: list[L3n4Addr]
+    further: list[L3n4Addr]
 
 
-def _body(request: Request, kind: type[Body], what: str) -> Body:
+Body = TypeVar("Body", bound=NamedBackends)
+
+
+def _body(request: Request, kind: type[Body]) -> Body:
     """Return a request's body as a record. Raises ConfigError."""
     try:
         return msgspec.json.decode(request.body, type=kind)
     except DECODING_ERRORS as error:
         problem = decoding_problem(error)
-        raise ConfigError(f"the request's body is not a {what}: {problem}; nothing was changed") from None
+        raise ConfigError(f"the request's body is not a {kind.command}: {problem}; nothing was changed") from None
+
+
+def _encoded(route: Route, answer: Any) -> Response:
+    """Return what a route answers, as its row says."""
+    if route.answer == TEXT:
+        return Response(200, (piece.encode() for piece in answer), METRICS_TYPE)
+    if not route.many:
+        return _json(answer)
+    listed = _LISTED.get(route.answer)
+    return Response(200, json_list(map(listed.row, answer) if listed else answer))
 
 
 def _json(value: msgspec.Struct, status: int = 200) -> Response:

@@ -9,7 +9,7 @@ from lbagent.api.types import TargetStatus
 
 if TYPE_CHECKING:
     from lbagent.sync.runner import TargetRunner
-    from lbagent.sync.target.bpf_target import BpfTarget
+    from lbagent.sync.target_protocol import Target
 
 
 def target_status(runner: TargetRunner) -> TargetStatus:
@@ -31,9 +31,9 @@ def problem_of_target(runner: TargetRunner) -> str:
     return runner.error or runner.target.waiting
 
 
-def problems_of_targets(runners: Iterable[TargetRunner], bpf: BpfTarget) -> Iterator[str]:
+def problems_of_targets(runners: Iterable[TargetRunner], serving: Target) -> Iterator[str]:
     """Yield what is wrong with the targets that have no lines of their own in the status."""
     for runner in runners:
         text = problem_of_target(runner)
-        if text and runner.target is not bpf:
+        if text and runner.target is not serving:
             yield f"target {runner.target.name}: {text}"

@@ -1,71 +1,41 @@
-"""What goes over the agent's socket, as JSON. The field names are a contract: scripts read them.
+"""What goes over the agent's socket, as JSON. The field names are a contract: scripts read them. Rows of lists: listed_fields.py.
 
 The command line reads the same JSON as plain dicts, without this module's help: it has 150 ms to start.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 from msgspec import Struct, field
 
+from lbagent.targets.data_plane import CgroupStatus, DeviceStatus, OutputStatus
 
-class FrontendBackendRow(Struct, gc=False):
-    """A backend of a service."""
 
-    id: int
+class DrainProgress(Struct, gc=False):
+    """A drain of a backend: it is kept over restarts of the agent until the backend's state is set or cleared."""
+
+    state: str  # draining; drained: its last flow has ended; timed-out: some flows were left
+    since: float  # seconds since the epoch
+    timeout_s: float
+    remaining_s: float  # until it times out; 0 when it has ended
+    flows: int  # at the last count, of one that has ended at its end; -1: not counted yet
+    flows_at_start: int  # -1: not counted yet
+    counted: bool  # `flows` are of a count that began after the drain
+    ended: float = 0.0  # seconds since the epoch; 0: it goes on
+
+
+class DrainRow(DrainProgress, kw_only=True, gc=False):
+    """The drain of a backend, with its address."""
+
     address: str  # 10.0.0.1:8080/TCP
-    state: str
-    weight: int
-    node: str
-    zone: str
-    local: bool
-    selectable: bool  # in the COUNT group of this service: new flows may take it
-
-
-class FrontendRow(Struct, gc=False, omit_defaults=True):
-    """A frontend with its backends, in slot order."""
-
-    id: int
-    namespace: str
-    name: str
-    port_name: str
-    frontend: str  # 10.96.0.1:80/TCP
-    scope: str  # external, internal
-    type: str
-    flags: list[str]
-    algorithm: str
-    affinity_timeout_s: int  # 0: no affinity
-    ext_traffic_policy: str
-    int_traffic_policy: str
-    backends: list[FrontendBackendRow]
-    source_ranges_policy: str = ""  # allow, deny; left out where source ranges are not looked at
-    source_ranges: list[str] = []  # 192.0.2.0/24; left out where there are none
-
-
-class BackendRow(Struct, gc=False, omit_defaults=True):
-    """A backend of the node, with all services that use it."""
-
-    id: int
-    address: str
-    state: str
-    weight: int
-    node: str
-    zone: str
-    local: bool
-    flows: int  # live flows; -1: not counted yet
-    services: list[str]  # NAMESPACE/NAME, each once, sorted
-    flows_age_s: float = 0.0  # how long ago they were counted; left out when it was for this answer
-    set_by: str = (
-        ""  # what set the state: operator, FILE:LINE of a BackendState; left out when the endpoint alone says it
-    )
-    set_at: float = 0.0  # since when, in seconds since the epoch; left out when it is not known
-    way: str = ""  # of its packets: stack (it is on this node), xdp, tc; left out where none can be sent to it
-    device: str = ""  # by which they leave; left out where `way` is stack, and with it
-    way_reason: str = ""  # why tc, where XDP programs run; else left out
 
 
 class NamedBackends(Struct, kw_only=True, forbid_unknown_fields=True):
     """The backends that a request names. `node` and `service` together: those of this Service on this node."""
 
+    command: ClassVar[str] = ""  # what a body of this kind is called in messages
     addresses: list[str] = []  # ADDRESS:PORT[/PROTOCOL], pod/NAMESPACE/NAME
     hosts: list[str] = []  # ADDRESS: every backend there
     node: str = ""
@@ -75,19 +45,42 @@ class NamedBackends(Struct, kw_only=True, forbid_unknown_fields=True):
 class SetState(NamedBackends, kw_only=True, forbid_unknown_fields=True):
     """The body of PUT /v1/backends/state."""
 
+    command: ClassVar[str] = "set-state"
     state: str
     spare_last: bool = False  # refuse (409, `last_backend`) what would leave a Service without a backend
 
 
+class StartDrain(NamedBackends, kw_only=True, forbid_unknown_fields=True):
+    """The body of PUT /v1/backends/drain."""
+
+    command: ClassVar[str] = "drain"
+    timeout_s: float
+    spare_last: bool = False  # as in SetState
+
+
 class ClearState(NamedBackends, kw_only=True, forbid_unknown_fields=True):
     """The body of PUT /v1/backends/clear-state."""
+
+    command: ClassVar[str] = "clear-state"
 
 
 class Cleared(Struct):
     """The answer to ClearState."""
 
     cleared: list[str]  # addresses and pod/NAMESPACE/NAME whose set state was forgotten
-    backends: list[BackendRow]  # those of them that are served, as they are now
+    backends: list[dict[str, object]]  # BackendRow (listed_fields.py): those of them that are served, as they are now
+
+
+class Differences(Struct):
+    """The answer to GET /v1/verify."""
+
+    differences: list[str]  # sentences
+
+
+class Generation(Struct):
+    """The answer to GET /v1/wait."""
+
+    generation: int  # of the State that is in the maps
 
 
 class SourceStatus(Struct):
@@ -101,7 +94,7 @@ class SourceStatus(Struct):
 
 
 class TargetStatus(Struct):
-    """One place where the State is made true: the maps of the programs (`bpf`)."""
+    """One place where the State is made true: a data plane (`bpf`)."""
 
     name: str
     ready: bool  # the first full State is in force
@@ -110,31 +103,6 @@ class TargetStatus(Struct):
     failing: int = 0  # frontends whose last write failed
     waiting: str = ""  # why it is not ready
     error: str = ""  # what fails now
-
-
-class DeviceStatus(Struct):
-    """One device that takes service traffic."""
-
-    name: str
-    ifindex: int
-    hooks: list[str]  # xdp, xdp-generic, tc_after_xdp, tc_ingress, tc_egress
-    problem: str = ""
-
-
-class CgroupStatus(Struct):
-    """The cgroup whose processes reach Services by socket programs."""
-
-    path: str
-    hooks: list[str]  # connect4, connect6, sendmsg4, sendmsg6, recvmsg4, recvmsg6, getpeername4, getpeername6
-
-
-class OutputStatus(Struct):
-    """One device by which remote backends are reached."""
-
-    name: str
-    kind: str  # '' for a NIC, else veth, bridge, vlan, ...
-    way: str  # xdp: XDP programs send by it; tc: every packet for it goes by tc
-    reason: str = ""  # why tc, where XDP programs run on other devices
 
 
 class MapUsage(Struct, gc=False):
@@ -184,20 +152,21 @@ class Status(Struct):
     attach: str = ""  # the --attach word
     bpffs: str = ""
     artifact: str = ""  # hash of the loaded programs
-    sweeps: int = 0  # finished sweeps of the flow tables; `backend drain` waits for one that began after it
+    sweeps: int = 0  # finished sweeps of the flow tables; a drain waits for one that began after it
     sources: list[SourceStatus] = field(default_factory=list)
     targets: list[TargetStatus] = field(default_factory=list)
-    devices: list[DeviceStatus] = field(default_factory=list)
-    cgroups: list[CgroupStatus] = field(default_factory=list)  # with --socket-lb: one
-    outputs: list[OutputStatus] = field(default_factory=list)
+    devices: Sequence[DeviceStatus] = field(default_factory=list)
+    cgroups: Sequence[CgroupStatus] = field(default_factory=list)  # with --socket-lb: one
+    outputs: Sequence[OutputStatus] = field(default_factory=list)
     maps: list[MapUsage] = field(default_factory=list)
+    drains: list[DrainRow] = field(default_factory=list)  # those that go on first
     failing: list[FailingService] = field(default_factory=list)
     conditions: list[ConditionStatus] = field(default_factory=list)  # what is wrong now
     problems: list[str] = field(default_factory=list)  # sentences a person should look at; some are conditions, too
 
 
 class VipRow(Struct):
-    """An address that is to be announced, and one way of doing it."""
+    """An address that is to be announced, and one way of doing it; its JSON: VIPS in listed_fields.py."""
 
     address: str
     pool: str
@@ -213,6 +182,19 @@ class VipAnswer(Struct):
 
     announced: bool  # somewhere
     lines: list[str]  # sentences
+
+
+class BgpPeerRow(Struct, gc=False, omit_defaults=True):
+    """A router that this node has a BGP session with. Its JSON: PEERS in listed_fields.py."""
+
+    address: str
+    asn: int
+    state: (
+        str  # established; idle, connect, active, opensent, openconfirm (RFC 4271 8.2.2); down: no BIRD, or no session
+    )
+    bfd: str  # up, down, init, admindown; off: it is not asked for
+    advertised: int  # routes that the router was told
+    reason: str = ""  # why the session is not established, and what to do; left out when it is
 
 
 class ApilbServer(Struct):

@@ -11,7 +11,7 @@ from lbagent.apilb.files.pool_files import PoolFiles
 from lbagent.apilb.files.state_file import Deployed, state_text
 from lbagent.apilb.instance import Instance, InstanceKey
 from lbagent.apilb.instance_plan import Pair, Sight, found_instance, is_left_by_us, paired, plan_steps
-from lbagent.apilb.plan_records import GONE, Action, KnownInstance, Step
+from lbagent.apilb.plan_records import GONE, Action, RecordedInstance, Step
 from lbagent.errors import LbError, NotFound
 from lbagent.kernel.private_folder import replace_private
 from lbagent.kernel.regular_file import read_regular
@@ -20,14 +20,14 @@ Report = Callable[[Step, str], None]
 
 
 class Deployment:
-    """What pool files and the state say of all pools, or of one; `errors` are what went wrong, in order."""
+    """Pool files and the state of all pools, or of one; `errors` are the failures, in order."""
 
     def __init__(self, files: PoolFiles, *, state_path: str, pool: str = "", remove: bool = False) -> None:
         """`pool`: leave the others alone. `remove`: nothing is wanted any more."""
         self._files, self._state_path, self._remove = files, state_path, remove
-        self._known = {each.key: each for each in files.deployed.known}
+        self._recorded = {each.key: each for each in files.deployed.recorded}
         chosen = PoolChoice(files, pool)
-        self.pairs = paired(chosen.instances, chosen.known)
+        self.pairs = paired(chosen.instances, chosen.recorded)
         self.errors: list[LbError] = []
         self.done = 0  # steps that were carried out
         self.observed: dict[InstanceKey, Sight] = {}
@@ -44,18 +44,18 @@ class Deployment:
         self.observed = dict(await observe([pair.item for pair in self.pairs]))
 
     def plan(self, *, offline: bool = False) -> list[Step]:
-        """Return the steps; why others are not known is in `errors`. `offline`: take the state's word for what is there."""
+        """Return the steps; why other steps are unknown is in `errors`. `offline`: trust the state file."""
         pairs = self._removals() if self._remove else self.pairs
         steps, errors = plan_steps(pairs, None if offline else self.observed)
         self.errors += errors
         return steps
 
     def _removals(self) -> list[Pair]:
-        """Return all that is known, and what a label says is ours although the state does not know it."""
+        """Return all recorded instances, and containers with our label that the state lacks."""
         found = []
-        for wanted, known in self.pairs:
-            if known:
-                found.append(Pair(None, replace(known, ssh=wanted.ssh) if wanted else known))
+        for wanted, recorded in self.pairs:
+            if recorded:
+                found.append(Pair(None, replace(recorded, ssh=wanted.ssh) if wanted else recorded))
             elif wanted:
                 seen = self.observed[wanted.key]
                 if isinstance(seen, LbError):
@@ -65,10 +65,10 @@ class Deployment:
         return found
 
     def refresh(self, steps: Iterable[Step]) -> None:
-        """Let the state say the present way to each host, for instances that need no step."""
+        """Record the current access to each host, for instances that need no step."""
         for step in steps:
-            if step.action is Action.NONE and step.known and step.instance:
-                self._learn(step, replace(step.known, ssh=step.instance.ssh))
+            if step.action is Action.NONE and step.recorded and step.instance:
+                self._learn(step, replace(step.recorded, ssh=step.instance.ssh))
 
     def save(self) -> None:
         """Write the state file, when its text is another one. Raises LbError."""
@@ -82,34 +82,34 @@ class Deployment:
 
     def state(self) -> str:
         """Return the text of the state."""
-        deployed = replace(self._files.deployed, known=tuple(self._known.values()))
+        deployed = replace(self._files.deployed, recorded=tuple(self._recorded.values()))
         return state_text(deployed, one_pool=self._files.one_pool)
 
     def export(self) -> str:
         """Return the text of the state of the chosen pools, without what others keep in the file."""
-        known = tuple(self._known[pair.known.key] for pair in self.pairs if pair.known)
-        return state_text(Deployed(known=known), one_pool=self._files.one_pool)
+        recorded = tuple(self._recorded[pair.recorded.key] for pair in self.pairs if pair.recorded)
+        return state_text(Deployed(recorded=recorded), one_pool=self._files.one_pool)
 
     def take_as_found(self) -> None:
-        """Let the state say what was found on the hosts, where they were reached."""
+        """Record what was found on the hosts that were reached."""
         for pair in self.pairs:
             seen = self.observed.get(pair.item.key)
             if isinstance(seen, LbError):
                 self.errors.append(seen)
-            elif pair.known and seen:
-                text = pair.known.config_text if seen.file_text is None else seen.file_text
+            elif pair.recorded and seen:
+                text = pair.recorded.config_text if seen.file_text is None else seen.file_text
                 found = {"container_id": seen.container_id, "status": seen.status, "config_text": text}
-                self._known[pair.known.key] = replace(pair.known, **found)
+                self._recorded[pair.recorded.key] = replace(pair.recorded, **found)
 
     async def carry_out(self, steps: Sequence[Step], report: Report, *, pull: bool = False) -> None:
         """Carry steps out, hosts side by side, and write the state after each; failures are in `errors`."""
         from lbagent.apilb.hosts import PartlyDone, carry_out_all
 
-        def done(step: Step, result: KnownInstance | LbError | None) -> None:
+        def done(step: Step, result: RecordedInstance | LbError | None) -> None:
             if isinstance(result, LbError):
                 self.errors.append(result)
             if isinstance(result, PartlyDone):
-                self._learn(step, result.known)
+                self._learn(step, result.recorded)
             elif not isinstance(result, LbError):
                 self._learn(step, result)
                 self.done += 1
@@ -125,29 +125,29 @@ class Deployment:
         """The code of the errors; 1 when others were done."""
         return int(bool(self.errors)) if self.done else exit_code(self.errors)
 
-    def _learn(self, step: Step, known: KnownInstance | None) -> None:
-        if step.known:
-            self._known.pop(step.known.key, None)
-        if known:
-            self._known[known.key] = known
+    def _learn(self, step: Step, recorded: RecordedInstance | None) -> None:
+        if step.recorded:
+            self._recorded.pop(step.recorded.key, None)
+        if recorded:
+            self._recorded[recorded.key] = recorded
 
 
 class PoolChoice:
-    """What files and state say of one pool, or of all. Raises NotFound for a pool that neither knows."""
+    """The contents of files and state for one pool, or for all. Raises NotFound for a pool in neither."""
 
     def __init__(self, files: PoolFiles, pool: str = "", name: str = "") -> None:
         self.instances = [each for each in files.instances if pool in ("", each.pool) and name in ("", each.name)]
-        self.known = [each for each in files.deployed.known if pool in ("", each.pool)]
-        if pool and pool not in files.pools and not self.known:
-            names = sorted({*files.pools, *(each.pool for each in files.deployed.known)})
-            raise NotFound(f"there is no pool {pool}, neither in the files nor in the state; {_known(names)}")
+        self.recorded = [each for each in files.deployed.recorded if pool in ("", each.pool)]
+        if pool and pool not in files.pools and not self.recorded:
+            names = sorted({*files.pools, *(each.pool for each in files.deployed.recorded)})
+            raise NotFound(f"there is no pool {pool}, neither in the files nor in the state; {_recorded(names)}")
         if name and not self.instances:
             names = sorted({each.name for each in files.instances if pool in ("", each.pool)})
             where = f" in pool {pool}" if pool else ""
-            raise NotFound(f"there is no instance {name}{where}; {_known(names)}")
+            raise NotFound(f"there is no instance {name}{where}; {_recorded(names)}")
 
 
-def _known(names: Sequence[str]) -> str:
+def _recorded(names: Sequence[str]) -> str:
     return f"there are: {', '.join(names)}" if names else "there is none"
 
 

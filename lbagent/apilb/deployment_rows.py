@@ -6,10 +6,11 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lbagent.apilb.instance import HealthCheck, Instance, InstanceKey, SshAccess
+from lbagent.apilb.instance import Instance, InstanceKey, SshAccess
 from lbagent.apilb.instance_plan import Pair, Sight
 from lbagent.apilb.plan_records import Step
 from lbagent.errors import LbError
+from lbagent.probes.probe_spec import ProbeSpec
 
 Row = dict[str, Any]
 
@@ -25,7 +26,7 @@ def instance_row(instance: Instance) -> Row:
         "servers": list(instance.servers),
         "hostConfigPath": instance.host_config_path,
         "host": {"ssh": _ssh(instance.ssh)} if instance.ssh else {"direct": {}},
-        "healthCheck": _health_check(instance.health_check or HealthCheck()),
+        "healthCheck": _health_check(instance.health_check or ProbeSpec()),
         "onMarkedDown": str(instance.on_marked_down),
     }
 
@@ -71,7 +72,7 @@ def _ssh(ssh: SshAccess) -> Row:
     }
 
 
-def _health_check(check: HealthCheck) -> Row:
+def _health_check(check: ProbeSpec) -> Row:
     return {
         "path": check.path,
         "interval": seconds_text(check.interval),

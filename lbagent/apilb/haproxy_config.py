@@ -8,7 +8,8 @@ from __future__ import annotations
 import posixpath
 
 from lbagent.apilb.files.field_values import parse_bind, parse_server
-from lbagent.apilb.instance import HealthCheck, Instance, OnMarkedDown
+from lbagent.apilb.instance import Instance, OnMarkedDown
+from lbagent.probes.probe_spec import ProbeSpec
 
 CONTAINER_FOLDER = "/usr/local/etc/haproxy"  # where a container has the folder of hostConfigPath
 _TEMPLATE = """\
@@ -30,8 +31,8 @@ backend kube-apiserver
 
 
 def haproxy_config(instance: Instance, *, ca_file: str = "") -> str:
-    """Return the text. `ca_file`: where HAProxy finds the file of the authorities, when not where the pool file says."""
-    check = instance.health_check or HealthCheck()
+    """Return the text. `ca_file`: where HAProxy finds the file of the authorities, when it is not the path of the pool file."""
+    check = instance.health_check or ProbeSpec()
     backend = [f"option httpchk GET {check.path} HTTP/1.1", f"http-check send hdr Host {check.host}"]
     if instance.health_check:
         backend.append(f"timeout check {_time(check.timeout)}")
@@ -62,7 +63,7 @@ def container_config(instance: Instance) -> str:
 
 
 def _bind(text: str) -> str:
-    """Return the bind as it is written, for HAProxy knows `*` and no address at all."""
+    """Return the bind as it is written, as HAProxy has `*` and no unspecified address."""
     return text if ":" not in parse_bind(text).host else str(parse_bind(text))
 
 

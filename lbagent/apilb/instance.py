@@ -1,4 +1,4 @@
-"""What a pool file says of a load balancer of API servers, after inheritance and defaults. Times are in seconds.
+"""A load balancer of API servers as pool files define it, after inheritance and defaults. Times are in seconds.
 
 Source: flexkube's apiloadbalancer package, whose keys these are in snake case; mode, health check and what follows are ours.
 """
@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from msgspec import Struct
+
+from lbagent.probes.probe_spec import ProbeSpec
 
 DEFAULT_NAME = "api-loadbalancer-haproxy"
 DIRECT = "direct"  # this host
@@ -52,7 +54,7 @@ class Secret:
 
 
 class InstanceKey(NamedTuple):
-    """What tells instances apart: a name is one of a host, and often the same on each host of a pool."""
+    """Identifies an instance: a name is unique on a host, and often the same on each host of a pool."""
 
     pool: str
     name: str
@@ -81,18 +83,6 @@ class SshAccess(Struct, frozen=True, kw_only=True):
         return f"ssh://{self.user}@{address}:{self.port}"
 
 
-class HealthCheck(Struct, frozen=True, kw_only=True):
-    """How a server is asked whether it lives: HTTPS GET, 200-399 is up."""
-
-    path: str = "/healthz"
-    interval: float = 2.0
-    timeout: float = 2.0
-    fall: int = 3
-    rise: int = 2
-    ca_file: str = ""  # without it the certificate is not verified
-    host: str = "kube-apiserver"  # the Host header
-
-
 class Instance(Struct, frozen=True, kw_only=True):
     """One load balancer on one host, with all that its pool gives it."""
 
@@ -104,7 +94,7 @@ class Instance(Struct, frozen=True, kw_only=True):
     servers: tuple[str, ...]  # HOST or HOST:PORT
     host_config_path: str
     ssh: SshAccess | None = None  # None: this host
-    health_check: HealthCheck | None = None  # None: none is given; native mode takes the defaults then
+    health_check: ProbeSpec | None = None  # None: none is given; native mode takes the defaults then
     on_marked_down: OnMarkedDown = OnMarkedDown.KEEP
     docker_host: str = DOCKER_HOST
     post_start: tuple[str, ...] = ()  # argv, run on the host after a container was started
@@ -121,7 +111,7 @@ class Instance(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> InstanceKey:
-        """Return what tells this instance apart."""
+        """Return the key of this instance."""
         return InstanceKey(self.pool, self.name, self.host)
 
 

@@ -1,4 +1,4 @@
-"""What is to be done so that hosts have what the pool files say (pure): wanted, known and observed become steps.
+"""The steps after which hosts match the pool files (pure): wanted, recorded and observed instances become steps.
 
 A container is ours when the state has its id, or when its label names our pool. What is not ours is never touched: a create
 runs into its name, and is refused. A file that is not ours is refused here.
@@ -13,33 +13,33 @@ from lbagent.apilb.files.log_in import is_same_host
 from lbagent.apilb.haproxy_config import container_config
 from lbagent.apilb.instance import Instance, InstanceKey, Mode
 from lbagent.apilb.native_file import HEADER, native_file
-from lbagent.apilb.plan_records import GONE, RUNNING, Action, Change, KnownInstance, Observed, Step
+from lbagent.apilb.plan_records import GONE, RUNNING, Action, Change, Observed, RecordedInstance, Step
 from lbagent.errors import ConfigError, LbError, Refused
 
 Sight = Observed | LbError  # what was found, or why nothing was
 
 
 class Pair(NamedTuple):
-    """An instance as wanted and as known; one of them may be missing."""
+    """An instance as wanted and as recorded; one of them may be missing."""
 
     wanted: Instance | None
-    known: KnownInstance | None
+    recorded: RecordedInstance | None
 
     @property
-    def item(self) -> Instance | KnownInstance:
-        """Return what is to be observed: by the way that the pool files say, where they say one."""
-        found = self.wanted or self.known
+    def item(self) -> Instance | RecordedInstance:
+        """Return what is to be observed: with the access of the pool files, where they have one."""
+        found = self.wanted or self.recorded
         assert found is not None
         return found
 
 
-def paired(instances: Sequence[Instance], known: Sequence[KnownInstance]) -> list[Pair]:
-    """Return what belongs together; what is only known comes first, for it is removed first.
+def paired(instances: Sequence[Instance], recorded: Sequence[RecordedInstance]) -> list[Pair]:
+    """Return the pairs of one instance each; those that are only recorded come first, as they are removed first.
 
     Another user, port or key is another way to the same host: the address and the name decide.
     """
-    left = {each.key: each for each in known}
-    found: dict[InstanceKey, KnownInstance] = {}
+    left = {each.key: each for each in recorded}
+    found: dict[InstanceKey, RecordedInstance] = {}
     for is_same in (_is_same_way, _is_same_place, _is_same_address):
         for instance in instances:
             if instance.key not in found and (match := next((e for e in left.values() if is_same(instance, e)), None)):
@@ -49,11 +49,11 @@ def paired(instances: Sequence[Instance], known: Sequence[KnownInstance]) -> lis
 
 
 def plan_steps(pairs: Sequence[Pair], observed: Mapping[InstanceKey, Sight] | None) -> tuple[list[Step], list[LbError]]:
-    """Return the steps, and why others are not known. Without `observed` the state's word is taken for what is there."""
+    """Return the steps, and why other steps are unknown. Without `observed` the state is trusted."""
     steps: list[Step] = []
     errors: dict[str, LbError] = {}
     for pair in pairs:
-        seen = as_known(pair.known) if observed is None else observed[pair.item.key]
+        seen = as_recorded(pair.recorded) if observed is None else observed[pair.item.key]
         try:
             if isinstance(seen, LbError):
                 raise seen
@@ -63,16 +63,16 @@ def plan_steps(pairs: Sequence[Pair], observed: Mapping[InstanceKey, Sight] | No
     return steps, list(errors.values())
 
 
-def as_known(known: KnownInstance | None) -> Observed:
+def as_recorded(recorded: RecordedInstance | None) -> Observed:
     """Return what is there if nothing has changed since the state was written."""
-    if known is None:
+    if recorded is None:
         return Observed()
     return Observed(
-        container_id=known.container_id,
-        status=known.status or RUNNING,
-        image=known.image,
+        container_id=recorded.container_id,
+        status=recorded.status or RUNNING,
+        image=recorded.image,
         ours=True,
-        file_text=known.config_text,
+        file_text=recorded.config_text,
     )
 
 
@@ -91,10 +91,10 @@ def _step(pair: Pair, seen: Observed) -> Step:
     if pair.wanted is None:
         action, changes = _removal(seen)
     else:
-        action, changes = _decide(pair.wanted, pair.known, seen)
-    known = pair.known
-    if known is None and action is not Action.CREATE:  # ours by its label: the state was lost
-        known = found_instance(item, seen)
+        action, changes = _decide(pair.wanted, pair.recorded, seen)
+    recorded = pair.recorded
+    if recorded is None and action is not Action.CREATE:  # ours by its label: the state was lost
+        recorded = found_instance(item, seen)
     return Step(
         pool=item.pool,
         name=item.name,
@@ -102,7 +102,7 @@ def _step(pair: Pair, seen: Observed) -> Step:
         action=action,
         changes=changes,
         instance=pair.wanted,
-        known=known,
+        recorded=recorded,
     )
 
 
@@ -110,37 +110,37 @@ def _removal(seen: Observed) -> tuple[Action, tuple[Change, ...]]:
     return Action.REMOVE, (Change("status", seen.status, GONE),)
 
 
-def _decide(wanted: Instance, known: KnownInstance | None, seen: Observed) -> tuple[Action, tuple[Change, ...]]:
+def _decide(wanted: Instance, recorded: RecordedInstance | None, seen: Observed) -> tuple[Action, tuple[Change, ...]]:
     text = wanted_text(wanted)
     file = _file_change(seen, text)
-    if known and (moved := _moved(wanted, known)):
+    if recorded and (moved := _moved(wanted, recorded)):
         return Action.RECREATE, moved
-    ours = wanted.mode is Mode.NATIVE or _is_ours(known, seen)
+    ours = wanted.mode is Mode.NATIVE or _is_ours(recorded, seen)
     status = () if seen.status == RUNNING and ours else (Change("status", seen.status if ours else GONE, RUNNING),)
-    if known is None and file and not is_left_by_us(wanted.mode, seen):
+    if recorded is None and file and not is_left_by_us(wanted.mode, seen):
         raise Refused(
             f"{wanted.host_config_path} on {wanted.host} is there and was not written by lbagent; it stays as it is: "
             f"move it away, or give {wanted.name} (pool {wanted.pool}) another hostConfigPath"
         )
     if wanted.mode is Mode.NATIVE:
-        return _decide_file(known, seen, file)
+        return _decide_file(recorded, seen, file)
     if seen.status == GONE or not ours:
         return Action.CREATE, status + file
-    if different := _different(wanted, known, seen):
+    if different := _different(wanted, recorded, seen):
         return Action.RECREATE, different + status + file
-    adopted = () if known and known.container_id == seen.container_id else (_adoption(known, seen),)
-    reload = _reload(known, text) if not file else ()
+    adopted = () if recorded and recorded.container_id == seen.container_id else (_adoption(recorded, seen),)
+    reload = _reload(recorded, text) if not file else ()
     if file or adopted or reload:
         return Action.UPDATE, adopted + status + file + reload
     return (Action.START, status) if status else (Action.NONE, ())
 
 
 def _decide_file(
-    known: KnownInstance | None, seen: Observed, file: tuple[Change, ...]
+    recorded: RecordedInstance | None, seen: Observed, file: tuple[Change, ...]
 ) -> tuple[Action, tuple[Change, ...]]:
     if seen.file_text is None:
         return Action.CREATE, (Change("status", GONE, RUNNING), *file)
-    if file or known is None:
+    if file or recorded is None:
         return Action.UPDATE, file or (Change("state", "", "known"),)
     return Action.NONE, ()
 
@@ -149,25 +149,27 @@ def _file_change(seen: Observed, text: str) -> tuple[Change, ...]:
     return () if seen.file_text == text else (Change("file", seen.file_text or "", text),)
 
 
-def _reload(known: KnownInstance | None, text: str) -> tuple[Change, ...]:
+def _reload(recorded: RecordedInstance | None, text: str) -> tuple[Change, ...]:
     """Return what is left of an apply that was cut off between writing the file and telling HAProxy."""
-    if known is None or known.config_text == text:
+    if recorded is None or recorded.config_text == text:
         return ()
     return (Change("reload", "unknown", "done"),)
 
 
-def _moved(wanted: Instance, known: KnownInstance) -> tuple[Change, ...]:
+def _moved(wanted: Instance, recorded: RecordedInstance) -> tuple[Change, ...]:
     """Return what sends an instance to another place: the old one has to be removed there."""
-    fields = [("mode", str(known.mode), str(wanted.mode))]
-    fields.append(("hostConfigPath", known.host_config_path, wanted.host_config_path))
-    if wanted.mode is known.mode is Mode.HAPROXY:
-        fields.append(("runtime.docker.host", known.docker_host, wanted.docker_host))
+    fields = [("mode", str(recorded.mode), str(wanted.mode))]
+    fields.append(("hostConfigPath", recorded.host_config_path, wanted.host_config_path))
+    if wanted.mode is recorded.mode is Mode.HAPROXY:
+        fields.append(("runtime.docker.host", recorded.docker_host, wanted.docker_host))
     return tuple(Change(*each) for each in fields if each[1] != each[2])
 
 
-def _different(wanted: Instance, known: KnownInstance | None, seen: Observed) -> tuple[Change, ...]:
+def _different(wanted: Instance, recorded: RecordedInstance | None, seen: Observed) -> tuple[Change, ...]:
     """Return what a container cannot change while it is there."""
-    as_made = known.image if known and known.image and known.container_id == seen.container_id else seen.image
+    as_made = (
+        recorded.image if recorded and recorded.image and recorded.container_id == seen.container_id else seen.image
+    )
     changes = []
     if _full_image(as_made) != _full_image(wanted.image):
         changes.append(Change("image", as_made, wanted.image))
@@ -176,16 +178,16 @@ def _different(wanted: Instance, known: KnownInstance | None, seen: Observed) ->
     return tuple(changes)
 
 
-def _adoption(known: KnownInstance | None, seen: Observed) -> Change:
-    return Change("container", known.container_id if known else "", seen.container_id)
+def _adoption(recorded: RecordedInstance | None, seen: Observed) -> Change:
+    return Change("container", recorded.container_id if recorded else "", seen.container_id)
 
 
-def _is_ours(known: KnownInstance | None, seen: Observed) -> bool:
-    return seen.ours or bool(known and known.container_id and known.container_id == seen.container_id)
+def _is_ours(recorded: RecordedInstance | None, seen: Observed) -> bool:
+    return seen.ours or bool(recorded and recorded.container_id and recorded.container_id == seen.container_id)
 
 
 def is_left_by_us(mode: Mode, seen: Observed) -> bool:
-    """Return whether what is there may be replaced although no state knows it: an apply was cut off, or its state was lost."""
+    """Return whether what is there may be replaced although no state has it: an apply was cut off, or its state was lost."""
     return (seen.ours and mode is Mode.HAPROXY) or seen.file_text is None or is_ours_file(mode, seen.file_text)
 
 
@@ -203,9 +205,9 @@ def _full_image(text: str) -> str:
     return text if ":" in text.rpartition("/")[2] or "@" in text else f"{text}:latest"
 
 
-def found_instance(item: Instance | KnownInstance, seen: Observed) -> KnownInstance:
-    """Return what was found as the state will know it."""
-    return KnownInstance(
+def found_instance(item: Instance | RecordedInstance, seen: Observed) -> RecordedInstance:
+    """Return the record of what was found, for the state."""
+    return RecordedInstance(
         pool=item.pool,
         name=item.name,
         container_id=seen.container_id,
@@ -219,18 +221,18 @@ def found_instance(item: Instance | KnownInstance, seen: Observed) -> KnownInsta
     )
 
 
-def _is_same_way(instance: Instance, known: KnownInstance) -> bool:
-    return instance.key == known.key
+def _is_same_way(instance: Instance, recorded: RecordedInstance) -> bool:
+    return instance.key == recorded.key
 
 
-def _is_same_place(instance: Instance, known: KnownInstance) -> bool:
-    if (instance.pool, instance.name) != (known.pool, known.name):
+def _is_same_place(instance: Instance, recorded: RecordedInstance) -> bool:
+    if (instance.pool, instance.name) != (recorded.pool, recorded.name):
         return False
-    if instance.ssh and known.ssh:
-        return is_same_host(instance.ssh, known.ssh)
-    return instance.ssh is None and known.ssh is None
+    if instance.ssh and recorded.ssh:
+        return is_same_host(instance.ssh, recorded.ssh)
+    return instance.ssh is None and recorded.ssh is None
 
 
-def _is_same_address(instance: Instance, known: KnownInstance) -> bool:
-    same_name = (instance.pool, instance.name) == (known.pool, known.name)
-    return bool(same_name and instance.ssh and known.ssh and instance.ssh.address == known.ssh.address)
+def _is_same_address(instance: Instance, recorded: RecordedInstance) -> bool:
+    same_name = (instance.pool, instance.name) == (recorded.pool, recorded.name)
+    return bool(same_name and instance.ssh and recorded.ssh and instance.ssh.address == recorded.ssh.address)

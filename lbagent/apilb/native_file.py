@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 
-from lbagent.apilb.instance import HealthCheck, Instance
+from lbagent.apilb.instance import Instance
+from lbagent.probes.probe_spec import ProbeSpec
 
 HEADER = "# Written by lbagent apilb; the agent of this host reads it. An edit is drift, which the next apply mends.\n"
 
 
 def native_file(instance: Instance) -> str:
     """Return the text for an instance; the reader of pool files reads it back. Its values are JSON, which is YAML, too."""
-    check = instance.health_check or HealthCheck()
+    check = instance.health_check or ProbeSpec()
     values = {
         "name": instance.name,
         "mode": str(instance.mode),

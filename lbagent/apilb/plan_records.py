@@ -1,4 +1,4 @@
-"""What a plan is made of and says: the instances that are known, what a host was found to have, and the steps."""
+"""Records of a plan: the instances in the state, what a host was found to have, and the steps."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Action(StrEnum):
 
     CREATE = "create"  # nothing of ours is there: file, then container, then start; a name that is taken is refused
     UPDATE = "update"  # file by rename, then SIGUSR2; a container that does not run is started
-    RECREATE = "recreate"  # remove what `known` says (and is ours), then create
+    RECREATE = "recreate"  # remove the container of `recorded` (if it is ours), then create
     START = "start"  # file and container are as wanted
-    REMOVE = "remove"  # stop and remove the container of `known`, and its file
+    REMOVE = "remove"  # stop and remove the container of `recorded`, and its file
     NONE = "none"
 
 
@@ -31,7 +31,7 @@ class Change(Struct, frozen=True):
     new: str
 
 
-class KnownInstance(Struct, frozen=True, kw_only=True):
+class RecordedInstance(Struct, frozen=True, kw_only=True):
     """An instance as the state has it: as it was last made."""
 
     pool: str
@@ -52,7 +52,7 @@ class KnownInstance(Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> InstanceKey:
-        """Return what tells this instance apart."""
+        """Return the key of this instance."""
         return InstanceKey(self.pool, self.name, self.host)
 
 
@@ -76,9 +76,9 @@ class Step(Struct, frozen=True, kw_only=True):
     action: Action
     changes: tuple[Change, ...] = ()
     instance: Instance | None = None  # what is wanted; None: remove
-    known: KnownInstance | None = None  # what is there, by the state or by what was found
+    recorded: RecordedInstance | None = None  # what is there, by the state or by what was found
 
     @property
     def key(self) -> InstanceKey:
-        """Return what tells the instance apart."""
+        """Return the key of the instance."""
         return InstanceKey(self.pool, self.name, self.host)

@@ -35,7 +35,7 @@ class Context:
         return f"-DLB_HOOK_{self.name.upper()}"
 
 
-class TargetKind(StrEnum):
+class AttachPointKind(StrEnum):
     """What a hook belongs to."""
 
     DEVICE = "device"
@@ -43,10 +43,10 @@ class TargetKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class AttachTarget:
+class AttachPoint:
     """One thing programs are attached to: a network device by its name, a cgroup by its path."""
 
-    kind: TargetKind
+    kind: AttachPointKind
     name: str
 
     @property
@@ -55,14 +55,14 @@ class AttachTarget:
 
         A path may hold anything: it is quoted as in a URL.
         """
-        if self.kind is TargetKind.CGROUP:
+        if self.kind is AttachPointKind.CGROUP:
             return quote(self.name, safe="").replace(".", "%2E")
         return self.name.replace(".", ":")
 
     @classmethod
-    def from_pin_name(cls, kind: TargetKind, name: str) -> AttachTarget:
-        """Return the target whose `pin_name` is `name`."""
-        return cls(kind, unquote(name) if kind is TargetKind.CGROUP else name.replace(":", "."))
+    def from_pin_name(cls, kind: AttachPointKind, name: str) -> AttachPoint:
+        """Return the attach point whose `pin_name` is `name`."""
+        return cls(kind, unquote(name) if kind is AttachPointKind.CGROUP else name.replace(":", "."))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Hook:
     context: Context
     program: str  # entry program: pinned as prog/PROGRAM, its links as link/TARGET-PROGRAM
     attach_type: AttachType
-    target: TargetKind = TargetKind.DEVICE
+    target: AttachPointKind = AttachPointKind.DEVICE
     link_flags: int = 0
     clsact_parent: int = 0  # where its filter goes on a kernel without TCX; 0: it needs none
     xdp_mode: str = ""  # what a device says of itself while this is attached (IFLA_XDP_ATTACHED)
@@ -104,7 +104,7 @@ XDP_GENERIC = Hook(
     companion=TC_AFTER_XDP,
 )  # fmt: skip
 SOCKET_HOOKS = tuple(
-    Hook(name, SOCK_CONTEXT, name, attach_type, TargetKind.CGROUP)
+    Hook(name, SOCK_CONTEXT, name, attach_type, AttachPointKind.CGROUP)
     for name, attach_type in {
         "connect4": AttachType.INET4_CONNECT,
         "connect6": AttachType.INET6_CONNECT,
@@ -121,12 +121,12 @@ HOOKS = (XDP, XDP_GENERIC, TC_INGRESS, TC_EGRESS, TC_AFTER_XDP, *SOCKET_HOOKS)
 INGRESS_MODES = {"xdp": XDP, "xdp-generic": XDP_GENERIC, "tc": TC_INGRESS}
 
 
-def link_pin(target: AttachTarget, hook: Hook) -> str:
+def link_pin(target: AttachPoint, hook: Hook) -> str:
     """Return the file name of the pinned link; hooks that exclude one another share it."""
     return f"{target.pin_name}-{hook.program}"
 
 
-def parse_link_pin(name: str) -> tuple[AttachTarget, Hook]:
+def parse_link_pin(name: str) -> tuple[AttachPoint, Hook]:
     """Return target and hook of a pinned link (of both XDP modes `XDP`: `in_mode` tells them apart).
 
     Raises ValueError when no hook is called so.
@@ -134,7 +134,7 @@ def parse_link_pin(name: str) -> tuple[AttachTarget, Hook]:
     target, _, program = name.rpartition("-")
     for hook in HOOKS:
         if hook.program == program:
-            return AttachTarget.from_pin_name(hook.target, target), hook
+            return AttachPoint.from_pin_name(hook.target, target), hook
     raise ValueError(f"{name} is not the pin of a link")
 
 

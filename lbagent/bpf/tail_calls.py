@@ -1,6 +1,6 @@
 """The programs behind the entry points, in one list: their tail call slots, their names, and the C functions they run.
 
-C gets `CALL_NAME` constants and the programs themselves (bpf/build/c_source.py); the loader fills lb_calls_HOOK by the programs'
+C gets `CALL_NAME` constants and the programs themselves (bpf/compiler/c_source.py); the loader fills lb_calls_HOOK by the programs'
 names. A program `NAME4` or `NAME6` runs the C function `NAME_main`; how one hands a packet to the next: bpf/include/base/scratch.h.
 """
 

@@ -39,6 +39,7 @@ VERBS = {
     "bgp": ("lbagent.cli.verbs.vip:bgp", "Announcement of addresses by BGP: peers."),
     "verify": ("lbagent.cli.verbs.verify:verify", "Check that the maps are consistent."),
     "doctor": ("lbagent.cli.verbs.doctor:doctor", "Show what this machine supports and what will be used."),
+    "renderers": ("lbagent.cli.verbs.renderers:renderers", "List the data planes of `agent --renderer`."),
     "bpf": ("lbagent.cli.verbs.bpf:bpf", "The programs: build."),
     "config": ("lbagent.cli.verbs.config:config", "The configuration: check, show."),
     "metrics": ("lbagent.cli.verbs.status:metrics", "Print the agent's metrics as Prometheus text."),

@@ -21,13 +21,14 @@ from lbagent.errors import AgentUnreachable, ConfigError
 
 if TYPE_CHECKING:
     from lbagent.api.client import AgentClient
+    from lbagent.api.listed_fields import ListedFields
 
 Row = dict[str, Any]
 GAP = "   "
 WIDTH = 80  # columns that a table should fit into when no terminal says its own
 LEAST_CUT = 12  # characters that are left of a cell that is cut
 FORMATS = ("table", "wide", "json", "yaml", "name")
-RETRY_S = 1.0  # while watching, after the agent went away
+WATCH_RETRY_DELAY_S = 1.0  # while watching, after the agent went away
 POLL_S = 2.0  # how long `| head -1` may hang: only between two polls a reader that left is seen
 REFRESH_S = 30.0  # flows change without a generation
 
@@ -47,6 +48,13 @@ class Listing(NamedTuple):
     columns: Sequence[Column]
     name: Callable[[Row], str]
     key: Callable[[Row], object]
+
+
+def columns_of(fields: ListedFields[Any], rows: Sequence[Row] = (), *, always: bool = False) -> list[Column]:
+    """Return the columns of a list, for these rows; `always` also those that only some rows need."""
+    return [
+        Column(each.title, each.cell_of, each.wide if always else each.is_wide(rows), each.cut) for each in fields.shown
+    ]
 
 
 class Style(NamedTuple):
@@ -213,7 +221,7 @@ def _require_reader() -> None:
 def _reconnect(client: AgentClient) -> int:
     while True:
         _require_reader()
-        time.sleep(RETRY_S)
+        time.sleep(WATCH_RETRY_DELAY_S)
         try:
             status = client.status()
         except AgentUnreachable:

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import click
 
 from lbagent.config import Config, Option, load, options
-from lbagent.config.duration import parse_seconds
 from lbagent.config.option_groups import grouped_options
 from lbagent.config.schema import Name
+from lbagent.durations import parse_whole_seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,7 +55,7 @@ class _Seconds(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the seconds."""
         try:
-            return parse_seconds(str(value))
+            return parse_whole_seconds(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -79,7 +79,8 @@ def other_name_help(option: Option) -> str:
 
 
 def _help(option: Option) -> str:
-    default = f"{str(option.default).lower()} {option.unit}".rstrip()
+    value = ", ".join(option.default) if option.kind == "list" else str(option.default).lower()
+    default = f"{value} {option.unit}".rstrip()
     return option.help + ("" if option.default in ("", (), False) else f"  [default: {default}]")
 
 

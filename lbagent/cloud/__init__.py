@@ -1,1 +1,5 @@
-"""Load balancers of Services: who makes them (providers), when (cloud/controller), and a plan of who would get what."""
+"""Load balancers of Services: `provider_api` is what a provider implements, `builtin` and `edge` are providers.
+
+`controller` is `lbagent cloud run`; `cloud plan` uses the pure modules of this folder and the same rules. Plug-ins import
+`lbagent.cloud.provider` alone. Which address of a pool a Service gets is in `pools`; announcing is in `announce`.
+"""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from lbagent.cloud.provider_records import Ingress, LoadBalancerStatus, Node, Service, ServicePort
+from lbagent.cloud.provider_api.provider_records import Ingress, LoadBalancerStatus, Node, Service, ServicePort
 from lbagent.model.address import format_ip
 from lbagent.objects import records
 
@@ -15,7 +15,7 @@ BalancerName = Callable[[Service], str]
 
 
 def service_record(raw: records.Service) -> Service:
-    """Return the record of a Service that has something to say to a provider."""
+    """Return the record of a Service with fields for a provider."""
     balancer = raw.balancer
     assert balancer is not None
     return Service(

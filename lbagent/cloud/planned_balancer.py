@@ -41,11 +41,11 @@ class PlannedBalancer(Struct, frozen=True, kw_only=True):
     source_ranges: tuple[str, ...] = ()
     mappings: tuple[PlannedMapping, ...] = ()
     message: str = ""
-    has_problem: bool = False  # it keeps or has something, and not all that it asks for
+    has_problem: bool = False  # it keeps or gets less than it requests
 
     @property
     def is_refused(self) -> bool:
-        """Return whether the Service gets less than it asks for."""
+        """Return whether the Service gets less than it requests."""
         return self.action is Action.REFUSE or self.has_problem
 
     def as_row(self) -> dict[str, Any]:

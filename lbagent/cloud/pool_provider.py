@@ -7,13 +7,13 @@ from typing import Any
 
 from lbagent.cloud.manifest_records import BalancerName, node_record, planned_name, service_record
 from lbagent.cloud.planned_balancer import Action, PlannedBalancer
-from lbagent.cloud.provider_rules import balanced_nodes, checked_source_ranges
+from lbagent.cloud.provider_api.provider_rules import balanced_nodes, checked_source_ranges
 from lbagent.cloud.service_rules import action_of
 from lbagent.model.address import format_ip
 from lbagent.model.family import Family
 from lbagent.objects.records import ObjectSnapshot, Service
+from lbagent.pools.address_request import AddressRequest, Allocation, read_preference
 from lbagent.pools.allocate import allocate
-from lbagent.pools.claim import Allocation, Claim, read_wish
 from lbagent.pools.read_pools import PoolsFile
 
 
@@ -21,8 +21,10 @@ def plan(file: PoolsFile, objects: ObjectSnapshot, lb_class: str, name: Balancer
     """Return what each Service would get, by namespace and name. What is in its status it has already."""
     nodes = tuple(node.name for node in balanced_nodes(map(node_record, objects.nodes.values())))
     actions = {key: action_of(service, lb_class) for key, service in objects.services.items()}
-    claims = [claim_of(service) for key, service in objects.services.items() if actions[key][0] is Action.ENSURE]
-    given = allocate(file.pools, claims, taken_addresses(objects, {claim.key for claim in claims}))
+    requests = [
+        address_request_of(service) for key, service in objects.services.items() if actions[key][0] is Action.ENSURE
+    ]
+    given = allocate(file.pools, requests, taken_addresses(objects, {request.key for request in requests}))
     rows = []
     for key in sorted(objects.services):
         service, (action, message) = objects.services[key], actions[key]
@@ -53,11 +55,11 @@ def _ensured(service: Service, given: Allocation, nodes: tuple[str, ...], name: 
     )
 
 
-def claim_of(service: Service) -> Claim:
-    """Return what a Service of type LoadBalancer asks of the pools."""
+def address_request_of(service: Service) -> AddressRequest:
+    """Return the address request of a Service of type LoadBalancer."""
     balancer = service.balancer
     assert balancer is not None
-    return Claim(
+    return AddressRequest(
         service.namespace,
         service.name,
         service.created,
@@ -66,16 +68,16 @@ def claim_of(service: Service) -> Claim:
         balancer.labels,
         frozenset((port.protocol, port.port) for port in service.ports),
         balancer.pods if service.external_local else "",
-        read_wish(balancer.annotations, balancer.load_balancer_ip),
+        read_preference(balancer.annotations, balancer.load_balancer_ip),
         balancer.status,
     )
 
 
-def taken_addresses(objects: ObjectSnapshot, claiming: set[str]) -> Mapping[bytes, str]:
-    """Return the addresses that are somebody's already: nodes', externalIPs, and what Services hold that do not ask us."""
+def taken_addresses(objects: ObjectSnapshot, requesting: set[str]) -> Mapping[bytes, str]:
+    """Return the addresses in use: of nodes, externalIPs, and of Services that request none from these pools."""
     taken: dict[bytes, str] = {}
     for service in objects.services.values():
-        held = service.balancer.status if service.balancer and service.key not in claiming else ()
+        held = service.balancer.status if service.balancer and service.key not in requesting else ()
         for address in (*service.external_ips, *held):
             taken.setdefault(address, f"Service {service.key}")
     for node in objects.nodes.values():
@@ -85,7 +87,7 @@ def taken_addresses(objects: ObjectSnapshot, claiming: set[str]) -> Mapping[byte
 
 
 def pool_rows(file: PoolsFile, objects: ObjectSnapshot) -> list[dict[str, Any]]:
-    """Return a row for each pool and family: how many addresses it can give out, and how many somebody has."""
+    """Return a row for each pool and family: how many addresses it can give out, and how many are in use."""
     used = taken_addresses(objects, set())
     rows: list[dict[str, Any]] = []
     for pool in file.pools:

@@ -8,7 +8,7 @@ from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import NamedTuple
 
-from lbagent.cloud import asked_plan, pool_provider
+from lbagent.cloud import pool_provider, request_plan
 from lbagent.cloud.builtin.fake_config import read_fake_config
 from lbagent.cloud.builtin.fake_provider import FakeBalancers, FakeProvider
 from lbagent.cloud.builtin.none_provider import NoneProvider
@@ -21,8 +21,8 @@ from lbagent.cloud.provider import CONFIG, CloudProvider, Factory
 from lbagent.errors import ConfigError, LbError
 from lbagent.model.address import parse_ip
 from lbagent.objects.records import ObjectSnapshot
-from lbagent.pools.followed_file import read_text_of
 from lbagent.pools.read_pools import read_pools
+from lbagent.textfile.followed_file import read_text_of
 
 GROUP = "lbagent.cloud_providers"
 Plan = Callable[
@@ -40,7 +40,7 @@ class Provider(NamedTuple):
 
 def _pool_plan(config: str) -> Plan:
     if not config:
-        raise ConfigError("--config: provider pool needs the file that names its pools")
+        raise ConfigError("provider pool needs the file that names its pools", file=CONFIG)
     file = read_pools(config)
     name = PoolBalancers(file).name
     return lambda objects, lb_class, cluster: pool_provider.plan(file, objects, lb_class, partial(name, cluster))
@@ -59,7 +59,7 @@ def _fake_plan(path: str) -> Plan:
         config = read_fake_config(read_text_of(path) or "" if path else "")
     given = tuple(parse_ip(each.ip) for each in config.status if each.ip)
     name = FakeBalancers(config).name
-    return lambda objects, lb_class, cluster: asked_plan.plan(objects, lb_class, given, partial(name, cluster))
+    return lambda objects, lb_class, cluster: request_plan.plan(objects, lb_class, given, partial(name, cluster))
 
 
 def _plug_in_plan(provider_name: str, load: Callable[[], Factory], path: str) -> Plan:
@@ -68,7 +68,7 @@ def _plug_in_plan(provider_name: str, load: Callable[[], Factory], path: str) ->
     if balancers is None:
         return _no_plan(provider_name)
     name = balancers.name
-    return lambda objects, lb_class, cluster: asked_plan.plan(objects, lb_class, None, partial(name, cluster))
+    return lambda objects, lb_class, cluster: request_plan.plan(objects, lb_class, None, partial(name, cluster))
 
 
 def _edge_plan(path: str) -> Plan:
@@ -128,12 +128,13 @@ def summaries() -> dict[str, str]:
 
 @contextmanager
 def with_file_name(path: str) -> Iterator[None]:
-    """Put the file's name into a ConfigError that a factory raises for its text."""
+    """Put the file's name into a ConfigError that a factory raises for its text, which has CONFIG in its place."""
     try:
         yield
     except ConfigError as error:
-        text = str(error)
-        raise ConfigError(f"{path}{text.removeprefix(CONFIG)}" if path and text.startswith(CONFIG) else text) from None
+        if not path or error.file != CONFIG:
+            raise
+        raise ConfigError(error.problem, file=path, line=error.line) from None
 
 
 def make_provider(name: str, factory: Factory, text: str | None, path: str) -> CloudProvider:
@@ -141,6 +142,8 @@ def make_provider(name: str, factory: Factory, text: str | None, path: str) -> C
     try:
         with with_file_name(path):
             made = factory(text)
+    except ConfigError:
+        raise
     except LbError as error:
         raise ConfigError(str(error)) from None
     except Exception as error:  # noqa: BLE001 - a plug-in may raise anything

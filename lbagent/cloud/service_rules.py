@@ -7,7 +7,7 @@ from lbagent.objects.records import Service
 
 
 def action_of(service: Service, lb_class: str) -> tuple[Action, str]:
-    """Return what a provider that serves a class ('' = Services without one) does, before it looks at addresses, and why."""
+    """Return what a provider that serves a class ('' = Services without one) does, before addresses matter, and why."""
     balancer = service.balancer
     if balancer is None:
         return Action.IGNORE, f"type {service.type}"

@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Callable
 from typing import Any
 
-from lbagent.config.duration import parse_seconds
 from lbagent.config.schema import BY_NAME, FALSE_WORDS, TRUE_WORDS, Option
+from lbagent.durations import parse_whole_seconds
 from lbagent.errors import ConfigError
 from lbagent.kernel.regular_file import read_regular
-from lbagent.wrong_value import MAX_SHOWN, shown, tab_problem
+from lbagent.value_errors import MAX_SHOWN, shown, tab_problem
 
 Fault = Callable[[str], None]  # takes `PLACE: what is wrong`
 
@@ -33,15 +33,16 @@ def read_file(path: str, fault: Fault) -> dict[str, tuple[Any, str]]:
         raise ConfigError(f"configuration file {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
+        line = mark.line + 1 if mark else 0
         words = (getattr(error, "context", None), getattr(error, "problem", None))
-        problem = (mark and tab_problem(text, mark.line + 1)) or " ".join(filter(None, words)) or str(error)
-        raise ConfigError(f"{path}{line}: not YAML: {problem}") from None
+        problem = (mark and tab_problem(text, line)) or " ".join(filter(None, words)) or str(error)
+        raise ConfigError(f"not YAML: {problem}", file=path, line=line) from None
     if node is None:
         return {}
     if not isinstance(node, yaml.MappingNode):
         found = _container(node) or _shown(node)
-        raise ConfigError(f"{path}:{node.start_mark.line + 1}: a mapping of keys to values is wanted, not {found}")
+        line = node.start_mark.line + 1
+        raise ConfigError(f"a mapping of keys to values is wanted, not {found}", file=path, line=line)
     out: dict[str, tuple[Any, str]] = {}
     for key_node, value_node in node.value:
         place = f"{path}:{key_node.start_mark.line + 1}"
@@ -70,7 +71,7 @@ def _refuse_deep_nesting(text: str, path: str) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             line = event.start_mark.line + 1 if event.start_mark else 1
-            raise ConfigError(f"{path}:{line}: more than {MAX_DEPTH} levels")
+            raise ConfigError(f"more than {MAX_DEPTH} levels", file=path, line=line)
 
 
 def _from_node(option: Option, node: Any, place: str) -> Any:
@@ -89,7 +90,7 @@ def _from_node(option: Option, node: Any, place: str) -> Any:
             return "" if null else node.value
     elif scalar and option.unit == "s" and node.tag.endswith(":str"):
         try:
-            return parse_seconds(node.value)
+            return parse_whole_seconds(node.value)
         except ValueError as error:
             raise ConfigError(f"{place}: {error}") from None
     elif scalar and node.tag == f"tag:yaml.org,2002:{'int' if option.kind == 'number' else 'bool'}":
@@ -110,7 +111,7 @@ VALUE_KINDS = {
 
 
 def _wrong_node(node: Any, wanted: str) -> str:
-    """Return the sentence about a YAML value that is not what is wanted, in the words of `wrong_value.wrong_type`."""
+    """Return the sentence about a YAML value that is not what is wanted, in the words of `value_errors.wrong_type`."""
     if node.id == "sequence" and wanted == VALUE_KINDS["list"]:
         item = next(item for item in node.value if item.id != "scalar" or item.tag.endswith(":null"))
         return f"{wanted} is wanted, and one item is {_container(item) or _shown(item)}"

@@ -9,10 +9,11 @@ import msgspec
 
 from lbagent.config.check_config import check
 from lbagent.config.config_file import VALUE_KINDS, Fault, read_file
-from lbagent.config.duration import parse_seconds
 from lbagent.config.schema import BY_KEY, FALSE_WORDS, OPTIONS, TRUE_WORDS, Config, Option
+from lbagent.durations import parse_whole_seconds
 from lbagent.errors import ConfigError
-from lbagent.wrong_value import shown, wrong_type
+from lbagent.textfile.shape_errors import shape_error
+from lbagent.value_errors import shown, wrong_type
 
 CONFIG_ENV = "LBAGENT_CONFIG"
 
@@ -79,7 +80,7 @@ def _from_text(option: Option, text: str, place: str) -> Any:
         return text.lower() in TRUE_WORDS
     if option.kind == "number":
         try:
-            return parse_seconds(text) if option.unit == "s" else int(text)
+            return parse_whole_seconds(text) if option.unit == "s" else int(text)
         except ValueError as error:
             wrong = error if option.unit == "s" else f"{text!r} is not a whole number"
             raise ConfigError(f"{place}: {wrong}") from None
@@ -93,10 +94,10 @@ def _convert(values: Mapping[str, Any], places: Mapping[str, str], fault: Fault)
         try:
             return msgspec.convert(left, Config)
         except msgspec.ValidationError as error:
-            _, _, where = str(error).partition(" - at `$.")
-            key = where.rstrip("`").split("[")[0]
+            wrong = shape_error(error)
+            key = str(wrong.path[0]) if wrong.path else ""
             if key not in left:
-                fault(str(error))
+                fault(wrong.text)
                 return None
             fault(f"{places.get(key, key)}: {_wrong_value(BY_KEY[key], left.pop(key))}")
 

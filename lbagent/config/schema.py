@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
+from lbagent.config.renderer_words import DEFAULT as DEFAULT_RENDERER
 from lbagent.defaults import DEFAULT_BPFFS, DEFAULT_SOCKET, DEFAULT_STATE_DIR
+from lbagent.model.address import parse_ip
 
 ENV_PREFIX = "LBAGENT_"
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
@@ -62,6 +64,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
             " too; read again when they change."
         ),
     ] = ""
+    renderer: Annotated[
+        Words,
+        Meta(
+            description="Data plane that serves, NAME or NAME=SETTINGS: bpf, none (no packet is balanced), record=FILE (none, and"
+            " each call of a renderer as a line of JSON); of several, bpf serves (repeatable)."
+        ),
+    ] = DEFAULT_RENDERER
     device: Annotated[
         Words,
         Meta(
@@ -155,8 +164,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     masquerade_all: Annotated[
         bool,
         Meta(
-            description="Whether backends on other nodes see an address of this node also where a pod of this node asks, whose"
-            " own address they see otherwise."
+            description="Whether backends on other nodes see an address of this node, not the pod's own, for connections of"
+            " this node's pods too."
         ),
     ] = False
     strict_source: Annotated[
@@ -300,6 +309,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
         if text == AUTO:
             return default if self.has_kubernetes else ()
         return (text,) if text else ()
+
+    @property
+    def node_addresses(self) -> tuple[bytes, ...]:
+        """--node-ip, packed."""
+        return tuple(parse_ip(text) for text in self.node_ip)
 
     @property
     def name_of_node(self) -> str:

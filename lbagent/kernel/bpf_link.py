@@ -37,7 +37,7 @@ def link_create(prog_fd: int, target: int, attach: AttachType, flags: int = 0) -
 
 
 def link_update(link_fd: int, prog_fd: int, old_fd: int | None = None) -> None:
-    """Put another program into a link, atomically: each packet sees the old one or the new one."""
+    """Replace the program of a link, atomically: each packet meets the old one or the new one."""
     flags = BPF_F_REPLACE if old_fd is not None else 0
     bpf(Cmd.LINK_UPDATE, struct.pack("<IIII", link_fd, prog_fd, flags, old_fd or 0))
 
@@ -56,12 +56,12 @@ def attached_programs(ifindex: int, attach: AttachType) -> list[int]:
 
 
 def cgroup_programs(cgroup: int, attach: AttachType) -> list[int]:
-    """Return the ids of the programs that run for an open cgroup, also those attached to one above it. Raises OSError."""
+    """Return the ids of the programs that run for an open cgroup, including those attached to an ancestor. Raises OSError."""
     return _query(cgroup, attach, _QUERY_EFFECTIVE)
 
 
 def _query(target: int, attach: AttachType, flags: int) -> list[int]:
-    room = 64  # the kernel allows no more at one target (BPF_MPROG_MAX, BPF_CGROUP_MAX_PROGS)
+    room = 64  # the kernel's limit at one target (BPF_MPROG_MAX, BPF_CGROUP_MAX_PROGS)
     ids = ctypes.create_string_buffer(4 * room)
     # target_ifindex or target_fd, attach_type, query_flags, attach_flags, prog_ids, prog_cnt, pad, prog_attach_flags, link_ids,
     # link_attach_flags, revision
@@ -73,7 +73,7 @@ def _query(target: int, attach: AttachType, flags: int) -> list[int]:
 
 @dataclass(frozen=True)
 class LinkInfo:
-    """struct bpf_link_info: `target_id` is an interface index (of a cgroup's link the id of the cgroup); 0 once it is gone."""
+    """struct bpf_link_info: `target_id` is an interface index, or the id of a cgroup; 0 once the target is gone."""
 
     type: int
     id: int

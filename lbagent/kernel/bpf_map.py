@@ -1,4 +1,4 @@
-"""BPF maps: create, read, write, one entry or many at a time. Raises OSError (kernel/bpfsys.py)."""
+"""BPF maps: create, read, write, single entries or batches. Raises OSError (kernel/bpfsys.py)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lbagent.kernel.bpfsys import (
 
 
 class MapInfo(NamedTuple):
-    """struct bpf_map_info, the part we compare."""
+    """struct bpf_map_info, the part that is compared."""
 
     type: int
     id: int
@@ -68,7 +68,7 @@ def map_update(fd: int, key: bytes, value: bytes, flags: int = 0) -> None:
 
 
 def map_delete(fd: int, key: bytes) -> bool:
-    """Delete one entry; return whether it was there."""
+    """Delete one entry; return whether it existed."""
     attr = struct.pack("<IIQQQ", fd, 0, pointer(key), 0, 0)
     result = call(Cmd.MAP_DELETE_ELEM, ctypes.create_string_buffer(attr, 32), 32)
     if result < 0 and result != -errno.ENOENT:
@@ -95,23 +95,23 @@ def _batch(cmd: Cmd, fd: int, keys: int, values: int, count: int) -> Batch:
     if result >= 0:
         return Batch(count, 0)
     done = struct.unpack_from("<I", attr, 32)[0]
-    # a kernel that refuses the operation before it starts does not touch the count
+    # a kernel that rejects the operation before it starts leaves the count unchanged
     return Batch(0 if -result in (ENOTSUPP, errno.EINVAL, errno.EPERM) else done, -result)
 
 
 def map_update_batch(fd: int, keys: bytes, values: bytes, sizes: tuple[int, int], start: int, stop: int) -> Batch:
-    """Write entries start..stop of those lying side by side; `sizes` are those of a key and a value."""
+    """Write entries start..stop of packed keys and values; `sizes` are those of a key and a value."""
     at_key, at_value = pointer(keys) + sizes[0] * start, pointer(values) + sizes[1] * start
     return _batch(Cmd.MAP_UPDATE_BATCH, fd, at_key, at_value, stop - start)
 
 
 def map_delete_batch(fd: int, keys: bytes, key_size: int, start: int, stop: int) -> Batch:
-    """Delete keys start..stop; stops with ENOENT at the first one missing."""
+    """Delete keys start..stop; stops with ENOENT at the first missing one."""
     return _batch(Cmd.MAP_DELETE_BATCH, fd, pointer(keys) + key_size * start, 0, stop - start)
 
 
 class BatchReader:
-    """Reads a map by LOOKUP_BATCH; `read` returns keys side by side, values side by side and their count, 0 at the end.
+    """Reads a map by LOOKUP_BATCH; `read` returns packed keys, packed values and their count, 0 at the end.
 
     A batch holds `room` entries, more when a bucket of a hash map needs it.
     """
@@ -151,7 +151,7 @@ class BatchReader:
 
 
 def map_freeze(fd: int) -> None:
-    """Make a map read-only for user space: only then the verifier trusts its contents."""
+    """Make a map read-only for user space: the verifier trusts only the contents of such a map."""
     bpf(Cmd.MAP_FREEZE, struct.pack("<I", fd))
 
 

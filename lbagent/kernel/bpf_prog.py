@@ -1,4 +1,4 @@
-"""BPF programs: load, test-run, describe. Raises OSError (kernel/bpfsys.py), but for a program the kernel refuses."""
+"""BPF programs: load, test-run, describe. Raises OSError (kernel/bpfsys.py), except for a program that the kernel rejects."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lbagent.kernel.bpfsys import BPF_OBJ_NAME_LEN, Cmd, bpf, call, fd_by_id, ob
 
 LICENSE = b"Dual BSD/GPL\0"
 LOG_TEXT, LOG_STATS = 1, 4
-LOG_BYTES = 16 << 20  # a rejected program of 100,000 states fits
+LOG_BYTES = 16 << 20  # fits a rejected program of 100,000 states
 _SYS_MEMBARRIER = {"x86_64": 324, "aarch64": 283}
 _MEMBARRIER_GLOBAL = 1
-_GRACE_S = 0.05  # where the kernel offers no barrier: no program runs that long
+_GRACE_S = 0.05  # where the kernel has no barrier: no program runs that long
 
 
 class ProgType(IntEnum):
@@ -46,7 +46,7 @@ def prog_load(
     log_level: int = 0,
     log_bytes: int = LOG_BYTES,
 ) -> LoadResult:
-    """Load one program; never raises for a rejection, so that the caller can ask again with a log."""
+    """Load one program; never raises for a rejection, so that the caller can load it again with a log."""
     code = ctypes.create_string_buffer(insns, len(insns))
     license_text = ctypes.create_string_buffer(LICENSE)
     log = ctypes.create_string_buffer(log_bytes if log_level else 1)
@@ -64,7 +64,7 @@ def prog_load(
 
 @dataclass(frozen=True)
 class RunOutput:
-    """What BPF_PROG_TEST_RUN gives back; `duration_ns` is the kernel's mean of the repeats."""
+    """Result of BPF_PROG_TEST_RUN; `duration_ns` is the kernel's mean of the repeats."""
 
     retval: int
     data: bytes
@@ -75,9 +75,9 @@ class RunOutput:
 def prog_test_run(
     fd: int, data: bytes, *, ctx: bytes = b"", repeat: int = 1, flags: int = 0, room: int = 512
 ) -> RunOutput:
-    """Run a program on `data`; `room` bytes more than it may come back. Interface indexes are the calling thread's netns."""
+    """Run a program on `data`; the output may have `room` bytes more. Interface indexes are the calling thread's netns'."""
     data_in = ctypes.create_string_buffer(data, max(len(data), 1))
-    out_size = 0 if flags else len(data) + room  # live frames give nothing back
+    out_size = 0 if flags else len(data) + room  # live frames return nothing
     data_out = ctypes.create_string_buffer(max(out_size, 1))
     ctx_in = ctypes.create_string_buffer(ctx, max(len(ctx), 1))
     ctx_out = ctypes.create_string_buffer(max(len(ctx), 1))
@@ -100,7 +100,7 @@ def prog_test_run(
 
 @dataclass(frozen=True)
 class ProgInfo:
-    """struct bpf_prog_info, the part we use."""
+    """struct bpf_prog_info, the part that is used."""
 
     id: int
     name: str
@@ -115,7 +115,7 @@ def prog_info(fd: int) -> ProgInfo:
 
 
 def raw_tracepoint_open(fd: int, name: str) -> int:
-    """Run a program at a tracepoint of the kernel for as long as the descriptor returned is open. Raises OSError."""
+    """Run a program at a tracepoint of the kernel while the returned descriptor is open. Raises OSError."""
     raw = name.encode() + b"\0"
     return bpf(Cmd.RAW_TRACEPOINT_OPEN, struct.pack("<QII", pointer(raw), fd, 0), name)  # name, prog_fd, pad
 
@@ -125,7 +125,7 @@ def prog_map_ids(fd: int) -> tuple[int, ...]:
     count = struct.unpack_from("<I", obj_info(fd, 64), 52)[0]
     ids = ctypes.create_string_buffer(4 * max(1, count))
     info = ctypes.create_string_buffer(64)
-    struct.pack_into("<IQ", info, 52, count, ctypes.addressof(ids))  # nr_map_ids, map_ids: where the kernel writes them
+    struct.pack_into("<IQ", info, 52, count, ctypes.addressof(ids))  # nr_map_ids, map_ids: the kernel's output buffer
     bpf(Cmd.OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", fd, 64, ctypes.addressof(info)))  # bpf_fd, info_len, info
     return struct.unpack_from(f"<{count}I", ids)
 
@@ -136,7 +136,7 @@ def prog_fd_by_id(ident: int) -> int:
 
 
 def grace_period() -> None:
-    """Wait until no CPU runs a BPF program it entered before this call (membarrier is synchronize_rcu)."""
+    """Wait until no CPU runs a BPF program that it entered before this call (membarrier is synchronize_rcu)."""
     number = _SYS_MEMBARRIER.get(os.uname().machine)
     libc = ctypes.CDLL(None, use_errno=True)
     if number is None or libc.syscall(number, _MEMBARRIER_GLOBAL, 0, 0) != 0:

@@ -1,4 +1,4 @@
-"""bpf file systems: mount one where pins are to be, tell whether a path is on one, make and open pins by path."""
+"""bpf file systems: mount one for pins, find whether a path is on one, create and open pins by path."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def pin(fd: int, path: str | Path) -> None:
-    """Pin a map, program or link. Raises KernelError naming the path (EEXIST when it is taken)."""
+    """Pin a map, program or link. Raises KernelError with the path (EEXIST when it is taken)."""
     with kernel_errors("pin", str(path)):
         bpfsys.obj_pin(fd, str(path))
 
 
 def open_pin(path: str | Path) -> int:
-    """Return a descriptor for what is pinned at path. Raises KernelError naming it (ENOENT when there is nothing)."""
+    """Return a descriptor of the object pinned at a path. Raises KernelError with the path (ENOENT when there is none)."""
     with kernel_errors("open pin", str(path)):
         return bpfsys.obj_get(str(path))
 
 
 def ensure_bpffs(bpffs: str | Path) -> bool:
-    """Make the directory, mounting a bpf file system first where there is none; return whether one was mounted.
+    """Create the directory, and mount a bpf file system first where there is none; return whether one was mounted.
 
-    Raises ConfigError, KernelError. Never over a folder that holds something: a mount would hide it.
+    Raises ConfigError, KernelError. Never mounts over a folder that is not empty: the mount would hide its contents.
     """
     path = Path(bpffs).absolute()
     try:
         mounted = is_bpffs(path)
     except PermissionError as error:
-        if "." in path.name:  # the kernel's word for it is EPERM
+        if "." in path.name:  # the kernel returns EPERM for it
             raise ConfigError(
-                f"--bpffs {bpffs}: a bpf file system takes no names with dots; nothing was changed"
+                f"--bpffs {bpffs}: a bpf file system has no names with dots; nothing was changed"
             ) from None
         raise kernel_error("access", error.errno or 0, str(path)) from None
     if not mounted:
@@ -72,14 +72,14 @@ def _mount(target: Path, bpffs: str | Path) -> None:
 
 
 def mounts() -> list[Path]:
-    """Return where bpf file systems are mounted, as far as this process sees."""
+    """Return the mount points of bpf file systems that this process sees."""
     lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     places = [parts[1] for parts in (line.split() for line in lines) if parts[2] == "bpf"]
     return [Path(place.replace(r"\040", " ")) for place in dict.fromkeys(places)]
 
 
 def is_bpffs(path: Path) -> bool:
-    """Say whether a path, or the nearest directory above it that exists, is on a bpf file system. Raises PermissionError."""
+    """Return whether a path, or its nearest existing ancestor, is on a bpf file system. Raises PermissionError."""
     while not path.exists() and path != path.parent:
         path = path.parent
     buffer = ctypes.create_string_buffer(256)

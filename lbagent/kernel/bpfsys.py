@@ -1,9 +1,9 @@
-"""The system call bpf(2), and what is the same for maps, programs and links: pins, descriptors by id, information.
+"""The system call bpf(2), and the parts common to maps, programs and links: pins, descriptors by id, information.
 
-bpfsys, bpf_map, bpf_prog and bpf_link raise OSError with the kernel's errno. They know descriptors only; the caller, who knows the
-name of the map, program or device, turns it into an error of this project with `kernel_errors` (kernel/kernel_error.py).
-Attribute layouts: include/uapi/linux/bpf.h, `union bpf_attr`; each struct format names its fields in order. Descriptors
-returned are close-on-exec, and the caller closes them.
+bpfsys, bpf_map, bpf_prog and bpf_link raise OSError with the kernel's errno. They have descriptors only; the caller has the name
+of the map, program or device, and maps the error to one of this project with `kernel_errors` (kernel/kernel_error.py). Attribute
+layouts: include/uapi/linux/bpf.h, `union bpf_attr`; each struct format names its fields in order. Descriptors returned are
+close-on-exec, and the caller closes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NUMBERS = {"x86_64": 321, "aarch64": 280}  # __NR_bpf; aarch64's is the generic
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
 
-ENOTSUPP = 524  # the kernel's own number, which it lets out here: this map type has no such operation
+ENOTSUPP = 524  # internal to the kernel, but returned here: this map type lacks the operation
 BPF_OBJ_NAME_LEN = 16
 
 Buffer = ctypes.Array[ctypes.c_char]
@@ -64,19 +64,19 @@ _NR = _NUMBERS.get(platform.machine(), 0)
 
 
 def call(cmd: Cmd, attr: Buffer, size: int) -> int:
-    """Make the system call on `attr`, which the kernel may write to; return the result, or the negative errno."""
+    """Make the system call on `attr`, which the kernel may overwrite; return the result, or the negative errno."""
     while True:
         result = int(_LIBC.syscall(_NR or _syscall_number(), int(cmd), attr, size))
         if result >= 0:
             return result
         error = ctypes.get_errno()
-        # a signal interrupts the verifier with EAGAIN, everything else with EINTR
+        # a signal interrupts the verifier with EAGAIN, other commands with EINTR
         if error != errno.EINTR and not (error == errno.EAGAIN and cmd == Cmd.PROG_LOAD):
             return -error
 
 
 def bpf(cmd: Cmd, attr: bytes | bytearray, subject: str = "") -> int:
-    """Make the system call; return its result. A bytearray gets back what the kernel wrote. Raises OSError."""
+    """Make the system call; return its result. The kernel may overwrite a bytearray. Raises OSError."""
     buffer = ctypes.create_string_buffer(bytes(attr), len(attr))
     result = call(cmd, buffer, len(attr))
     if result < 0:
@@ -87,12 +87,12 @@ def bpf(cmd: Cmd, attr: bytes | bytearray, subject: str = "") -> int:
 
 
 def os_error(number: int, subject: str = "") -> OSError:
-    """Return the error of an errno; Python gives it the class of its own, such as FileNotFoundError."""
+    """Return the error of an errno; Python selects the subclass, such as FileNotFoundError."""
     return OSError(number, os.strerror(number), subject or None)
 
 
 def pointer(data: bytes) -> int:
-    """Return where the bytes are; the caller keeps them alive and lets the kernel only read them."""
+    """Return the address of the bytes; the caller keeps them alive, and the kernel must only read them."""
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
 
 
@@ -103,7 +103,7 @@ def obj_pin(fd: int, path: str) -> None:
 
 
 def obj_get(path: str) -> int:
-    """Return a descriptor for what is pinned at path. Raises OSError ENOENT."""
+    """Return a descriptor of the object pinned at a path. Raises OSError ENOENT."""
     raw = os.fsencode(path) + b"\0"
     return bpf(Cmd.OBJ_GET, struct.pack("<QII", pointer(raw), 0, 0), path)
 
@@ -116,7 +116,7 @@ def obj_info(fd: int, size: int) -> bytes:
 
 
 def same_object(one: int, other: int) -> bool:
-    """Say whether two descriptors are of the same map, program or link. Raises OSError."""
+    """Return whether two descriptors refer to the same map, program or link. Raises OSError."""
     kinds = [os.readlink(f"/proc/self/fd/{fd}") for fd in (one, other)]  # anon_inode:bpf-map, ...
     return kinds[0] == kinds[1] and obj_info(one, 8) == obj_info(other, 8)  # type, id
 

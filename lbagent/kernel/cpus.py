@@ -1,4 +1,4 @@
-"""How many processors the kernel may ever have: the size of everything it keeps for each CPU."""
+"""The highest possible number of processors: the size of the kernel's per-CPU data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this kernel and its devices can do: cached questions, each asked once by trying."""
+"""Features of this kernel and its devices: each is tested once by trying, and cached."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def can_load() -> int:
 
 @cache
 def has_tcx() -> bool:
-    """Return whether this kernel attaches tc programs by link (TCX, Linux 6.6). Asks for a device that cannot exist."""
+    """Return whether this kernel attaches tc programs by link (TCX, Linux 6.6). Queries a device that cannot exist."""
     loaded = bpf_prog.prog_load(ProgType.SCHED_CLS, _PROBE_PROGRAM, "lb_probe")
     if loaded.fd < 0:
         return False
@@ -78,7 +78,7 @@ def has_socket_programs() -> bool:
 
 @cache
 def has_set_retval() -> bool:
-    """Return whether socket programs may choose the error of a call that they refuse (Linux 5.18)."""
+    """Return whether socket programs may set the error of a call that they refuse (Linux 5.18)."""
     return _loads_for_connect(insn(MOV64_IMM, dst=1) + insn(CALL, imm=SET_RETVAL) + returning(0))
 
 
@@ -91,7 +91,7 @@ def _loads_for_connect(code: bytes) -> bool:
 
 
 def jit_enabled() -> bool | None:
-    """Return whether programs are compiled to machine code; None if the kernel does not say."""
+    """Return whether the kernel compiles programs to machine code; None if it does not report it."""
     try:
         return Path("/proc/sys/net/core/bpf_jit_enable").read_text(encoding="ascii").strip() != "0"
     except OSError:
@@ -99,7 +99,7 @@ def jit_enabled() -> bool | None:
 
 
 def has_native_xdp(ifindex: int) -> bool | None:
-    """Ask the kernel whether a device's driver runs XDP programs; None where it cannot tell (before Linux 6.3, no such device)."""
+    """Return whether a device's driver runs XDP programs; None if the kernel does not report it (before 6.3, no such device)."""
     found = xdp_features(ifindex).get(ifindex)
     return None if found is None else bool(found & XdpFeature.BASIC)
 
@@ -109,11 +109,11 @@ class XdpFeature(IntFlag):
 
     BASIC = 1  # runs programs: drop, pass, TX
     REDIRECT = 2  # its programs may redirect
-    NDO_XMIT = 4  # takes frames that XDP programs redirect to it
+    NDO_XMIT = 4  # accepts frames that XDP programs redirect to it
 
 
 def xdp_features(ifindex: int = 0) -> dict[int, XdpFeature]:
-    """Return the features of all devices of this network namespace (or of one) by ifindex; {} where the kernel cannot tell."""
+    """Return the features of all devices of this netns (or of one) by ifindex; {} where the kernel does not report them."""
     with _open() as netlink:
         family = _family(netlink).get(_FAMILY_ID)
         if family is None:
@@ -129,7 +129,7 @@ def xdp_features(ifindex: int = 0) -> dict[int, XdpFeature]:
 
 
 def feature_events() -> socket.socket | None:
-    """Return a socket that gets a message at each change of a device's features; None where the kernel cannot tell."""
+    """Return a socket that receives a message when a device's features change; None if the kernel does not report them."""
     netlink = _open()
     try:
         for name, group in _groups(_family(netlink).get(_MCAST_GROUPS, b"")):
@@ -144,8 +144,8 @@ def feature_events() -> socket.socket | None:
 
 
 def drain(netlink: socket.socket) -> None:
-    """Read what came, without a look at it: the reader asks for all features anew."""
-    with contextlib.suppress(OSError):  # BlockingIOError: no more; ENOBUFS: some were lost, which is as good
+    """Discard pending messages: the reader requests all features again."""
+    with contextlib.suppress(OSError):  # BlockingIOError: no more; ENOBUFS: some were lost, which does not matter
         while netlink.recv(1 << 16):
             pass
 
@@ -176,7 +176,7 @@ def _send(netlink: socket.socket, family: int, command: int, attribute: int, val
 
 
 def _answers(netlink: socket.socket, *, dump: bool) -> Iterator[Attributes]:
-    """Yield the attributes of each answer: of one, or of a dump to its end. An error ends it."""
+    """Yield the attributes of each answer, of one or of a whole dump. An error ends it."""
     while True:
         try:
             data = netlink.recv(1 << 17)

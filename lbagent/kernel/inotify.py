@@ -1,6 +1,6 @@
-"""inotify of one folder, through ctypes: which names changed. Source: inotify(7).
+"""inotify of one folder, through ctypes: names of changed files. Source: inotify(7).
 
-The watch follows the inode: its user must look from time to time whether the path still leads there.
+The watch follows the inode: the caller must check periodically that the path still leads there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lbagent.errors import Unsupported
 
 
 class Mask(IntFlag):
-    """Events of include/uapi/linux/inotify.h that we ask for or that the kernel adds."""
+    """Events of include/uapi/linux/inotify.h that are requested here or that the kernel adds."""
 
     ATTRIB = 0x004
     CLOSE_WRITE = 0x008
@@ -36,14 +36,14 @@ WANTED = (
     Mask.ATTRIB | Mask.CLOSE_WRITE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.CREATE | Mask.DELETE
     | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
 )  # fmt: skip
-LOST = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED  # the watch says nothing of the path any more
+LOST = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED  # the watch no longer reports on the path
 _HEADER = struct.Struct("iIII")  # wd, mask, cookie, length of the name
 _READ_BYTES = 1 << 16
 _NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Event(NamedTuple):
-    """What happened to a name in the folder ('' = to the folder itself)."""
+    """A change of a name in the folder ('' = of the folder itself)."""
 
     mask: Mask
     name: str
@@ -52,7 +52,7 @@ class Event(NamedTuple):
 class Watch:
     """An inotify instance for one folder. `fd` is readable when there are events.
 
-    Raises Unsupported when the kernel or the limits do not allow one more.
+    Raises Unsupported when the kernel or its limits allow no further one.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Watch:
         self._number = -1
 
     def follow(self, folder: str) -> None:
-        """Watch the folder the path leads to now, and nothing else. Raises OSError."""
+        """Watch the folder to which the path leads now, and no other. Raises OSError."""
         number = self._libc.inotify_add_watch(self.fd, os.fsencode(folder), int(WANTED))
         if number < 0:
             error = ctypes.get_errno()
@@ -73,7 +73,7 @@ class Watch:
         self._number = number
 
     def events(self) -> Iterator[Event]:
-        """Yield the events that are there, without waiting; those of an earlier watch are left out."""
+        """Yield the pending events, without waiting; those of an earlier watch are left out."""
         try:
             data = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:

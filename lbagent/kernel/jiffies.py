@@ -1,4 +1,4 @@
-"""How fast this kernel's jiffies run. The programs' clock is bpf_jiffies64 (inlined, no call), in units only the kernel knows."""
+"""The rate of this kernel's jiffies. The programs' clock is bpf_jiffies64 (inlined, no call), in units of the kernel's own."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _CLOCK_MONOTONIC_COARSE = 6  # linux/time.h
 
 @cache
 def hz() -> int:
-    """Return CONFIG_HZ: the coarse clocks advance once in a tick, and the kernel says how long that is (clock_getres(2)).
+    """Return CONFIG_HZ: the coarse clocks advance once per tick, and the kernel reports the length of a tick (clock_getres(2)).
 
-    To count jiffies over a while would give another number on a machine with much other work, and with it other programs.
+    Counting jiffies over a while would give another number on a busy machine, and with it other programs.
     """
     rate = 1 / time.clock_getres(_CLOCK_MONOTONIC_COARSE)
     return min(_KNOWN_HZ, key=lambda known: abs(known - rate) / known)

@@ -1,4 +1,4 @@
-"""A failed system call as an error of this project: what failed, on what, and what to do about it."""
+"""A failed system call as an error of this project: what failed, on which object, and what to do about it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lbagent.errors import KernelError, LbError, Unsupported
 
 @contextlib.contextmanager
 def kernel_errors(op: str, subject: str, advice: str = "") -> Iterator[None]:
-    """Turn OSError into KernelError (Unsupported where there is no bpf(2)) naming the operation and what it was done on."""
+    """Turn OSError into KernelError (Unsupported where there is no bpf(2)) with the operation and its object."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Mounts: whether a file system is seen by this process's mount namespace alone, and so ends with it; and cgroups of cgroup2.
+"""Mounts: whether only this process's mount namespace sees a file system, which then ends with it; and cgroups of cgroup2.
 
-`ip netns exec` makes such a namespace, and a container has one. Pins on a bpf file system that was mounted there are gone with the
-last process in it. Source: mount_namespaces(7), proc_pid_mountinfo(5).
+`ip netns exec` makes such a namespace, and a container has one. Pins on a bpf file system mounted there vanish with the last
+process in it. Source: mount_namespaces(7), proc_pid_mountinfo(5).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ PRIVATE_ADVICE = (
 
 
 def is_private(path: Path, *, mounted_here: bool) -> bool:
-    """Say whether the mount that holds `path` is in this process's mount namespace alone.
+    """Return whether the mount that holds `path` is in this process's mount namespace alone.
 
-    `mounted_here`: this process mounted it. In a container, whose first process is not the machine's, only that tells. Where the
-    kernel does not let us look, the answer is no.
+    `mounted_here`: this process mounted it. In a container, whose first process is not the machine's, there is no other sign.
+    Where the kernel denies access, the answer is no.
     """
     if _is_of_first_process():
         return mounted_here and _link("/proc/self/ns/pid") != _FIRST_PID
@@ -44,12 +44,12 @@ def is_private(path: Path, *, mounted_here: bool) -> bool:
 
 
 def would_be_private() -> bool:
-    """Say whether a file system that this process mounts now would be seen by its mount namespace alone."""
+    """Return whether only this process's mount namespace would see a file system that it mounts now."""
     return not _is_of_first_process() or _link("/proc/self/ns/pid") != _FIRST_PID
 
 
 def _is_of_first_process() -> bool:
-    """Say whether this process has the mount namespace of the first process that it can see."""
+    """Return whether this process has the mount namespace of the first process that it can see."""
     own = _link("/proc/self/ns/mnt")
     return own == _FIRST_MOUNT or own in ("", _link("/proc/1/ns/mnt"))
 
@@ -62,7 +62,7 @@ def _link(path: str) -> str:
 
 
 def first_cgroup() -> str:
-    """Return the mount of cgroup2 that holds most: the machine's root rather than the container's own cgroup; '' for none."""
+    """Return the widest mount of cgroup2: the machine's root rather than the container's own cgroup; '' for none."""
     text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     return widest_cgroup(text.splitlines())
 
@@ -70,8 +70,8 @@ def first_cgroup() -> str:
 def widest_cgroup(lines: Iterable[str]) -> str:
     """Return the first one of the widest mounts of cgroup2, by the lines of mountinfo.
 
-    A runtime mounts a container's own cgroup before all others. The root of each mount tells: it is written from the root of the
-    reader's cgroup namespace, so that what is above begins with as many `..`. Source: cgroup_namespaces(7).
+    A runtime mounts a container's own cgroup before all others. The root of each mount decides: it is relative to the root of the
+    reader's cgroup namespace, so that an ancestor begins with as many `..`. Source: cgroup_namespaces(7).
     """
     found = []
     for line in lines:
@@ -89,7 +89,7 @@ def open_cgroup(path: str) -> int:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(f"there is no cgroup {path}; mount cgroup2, or name another one by --cgroup") from None
+        raise NotFound(f"there is no cgroup {path}; mount cgroup2, or give another one by --cgroup") from None
     buffer = ctypes.create_string_buffer(256)
     if _LIBC.fstatfs(fd, buffer) or struct.unpack_from("=l", buffer)[0] & 0xFFFFFFFF != _CGROUP2_MAGIC:
         os.close(fd)
@@ -98,7 +98,7 @@ def open_cgroup(path: str) -> int:
 
 
 def cgroup_id(path: str) -> int:
-    """Return the number by which the kernel names a cgroup in a link; 0: there is none."""
+    """Return the kernel's id of a cgroup, as in a link; 0: there is none."""
     try:
         return os.stat(path).st_ino
     except OSError:

@@ -1,7 +1,7 @@
-"""The firewall rules of this network namespace, as far as nft tells them: which drop what conntrack calls invalid.
+"""The firewall rules of this network namespace as nft lists them: which of them drop packets that conntrack calls invalid.
 
-Read by `nft -j list ruleset`. Rules of iptables-legacy are not there, and of iptables-nft rules nft does not tell what they match.
-Source: libnftables-json(5).
+Read by `nft -j list ruleset`. It omits rules of iptables-legacy, and the matches of iptables-nft rules. Source:
+libnftables-json(5).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import subprocess
 from typing import Any, NamedTuple
 
 TIMEOUT_S = 5.0
-_FORWARDING = frozenset({"prerouting", "forward"})  # hooks that a packet on its way through this node passes
+_FORWARDING = frozenset({"prerouting", "forward"})  # hooks of packets that this node receives or forwards
 _DROPS = frozenset({"drop", "reject"})
 
 
@@ -23,12 +23,12 @@ class Chain(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        """Return it as `nft list chain` takes it."""
+        """Return it in the form of `nft list chain`."""
         return f"{self.family} {self.table} {self.name}"
 
 
 def read_ruleset() -> dict[str, Any] | None:
-    """Return nft's answer; None where nft is not installed, is not permitted to look, or does not answer."""
+    """Return nft's output; None where nft is not installed, has no permission, or does not answer."""
     try:
         done = subprocess.run(
             ["nft", "-j", "list", "ruleset"],
@@ -44,7 +44,7 @@ def read_ruleset() -> dict[str, Any] | None:
 
 
 def chains_that_drop_invalid(ruleset: dict[str, Any]) -> list[Chain]:
-    """Return the chains, passed by packets on their way through this node, in which a rule drops `ct state invalid`."""
+    """Return the chains on the path of packets through this node in which a rule drops `ct state invalid`."""
     reached: set[Chain] = set()
     jumps: dict[Chain, set[Chain]] = {}
     dropping: list[Chain] = []
@@ -77,7 +77,7 @@ def _targets(statements: Any) -> set[str]:
 
 
 def _mapped(statement: Any) -> list[tuple[Any, Any]]:
-    """Return the pairs of a verdict map (`ct state vmap { invalid : drop }`); none of another statement."""
+    """Return the pairs of a verdict map (`ct state vmap { invalid : drop }`); none for another statement."""
     data = statement.get("vmap", {}).get("data", {}) if isinstance(statement, dict) else {}
     pairs = data.get("set", ()) if isinstance(data, dict) else ()
     return [(pair[0], pair[1]) for pair in pairs if isinstance(pair, list) and len(pair) == 2]

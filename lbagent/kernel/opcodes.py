@@ -1,4 +1,4 @@
-"""BPF instruction words: how one instruction is encoded, and the opcodes that are read or written here.
+"""BPF instruction words: the encoding of one instruction, and the opcodes that are read or written here.
 
 Source: Documentation/bpf/standardization/instruction-set.rst; include/uapi/linux/bpf.h.
 """
@@ -31,7 +31,7 @@ _JUMP_CLASSES = (5, 6)  # BPF_JMP, BPF_JMP32
 
 
 class Insn(NamedTuple):
-    """One instruction taken apart."""
+    """One decoded instruction."""
 
     opcode: int
     dst: int
@@ -52,7 +52,7 @@ def decode(code: bytes | bytearray, index: int) -> Insn:
 
 
 def is_jump(opcode: int) -> bool:
-    """Return whether the instruction's offset is a jump's: neither a call nor an exit."""
+    """Return whether the instruction's offset is a jump's: not for a call or an exit."""
     return opcode & _CLASS_MASK in _JUMP_CLASSES and opcode & _OPERATION_MASK not in (
         CALL & _OPERATION_MASK, EXIT & _OPERATION_MASK
     )  # fmt: skip
@@ -68,4 +68,4 @@ def signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-NOP = insn(JA)  # `goto +0`; the kernel takes it out
+NOP = insn(JA)  # `goto +0`; the kernel removes it

@@ -1,7 +1,7 @@
 """Files that an operator names or puts into a folder: regular files only.
 
-open(2) of a named pipe waits for a writer without limit, a device may act on being opened. Neither may stop a process that reads
-its configuration. /dev/null counts as an empty regular file.
+open(2) of a named pipe waits for a writer without limit, a device may act when it is opened. Neither may stop a process that
+reads its configuration. /dev/null counts as an empty regular file.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ NOT_REGULAR = "not a regular file"
 _NULL = os.makedev(1, 3)
 
 
+class NotRegular(OSError):
+    """A pipe, a socket or a device."""
+
+
 def open_regular(path: str) -> BinaryIO:
     """Return a regular file, open for reading; the call never waits. Raises OSError; IsADirectoryError for a folder."""
-    check_regular(path)  # before the open, which some devices take for a command
+    check_regular(path)  # before the open, which some devices treat as a command
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
         handle = os.open(path, flags)
     except OSError as error:
         raise (_not_regular(path) if error.errno == errno.ENXIO else error) from None  # a socket
     try:
-        _check(os.fstat(handle), path)  # another file may have taken the name
+        _check(os.fstat(handle), path)  # another file may have replaced it
         return open(handle, "rb")
     except BaseException:
         os.close(handle)
@@ -50,4 +54,4 @@ def _check(found: os.stat_result, path: str) -> None:
 
 
 def _not_regular(path: str) -> OSError:
-    return OSError(errno.EINVAL, NOT_REGULAR, path)
+    return NotRegular(errno.EINVAL, NOT_REGULAR, path)

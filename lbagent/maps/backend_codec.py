@@ -1,4 +1,4 @@
-"""Backend <-> map entries: the row of lb{4,6}_backend and the record of lb{4,6}_path. Pure."""
+"""Backend <-> map entries: the value of lb{4,6}_backend and the record of lb{4,6}_path. Pure."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _L4_FLAGS = {protocol: PathL4[protocol.name] << PATH_L4_SHIFT for protocol in L4
 
 
 def backend_value(address: L3n4Addr, state: BackendState) -> bytes:
-    """Return the row of a backend. The zone byte stays 0: zone names have no numbers of their own (docs/maps.md)."""
+    """Return the value of a backend. The zone byte stays 0: zone names have no numbers of their own (docs/maps.md)."""
     return address.address + _after_address(address.port, address.protocol, address.cluster_id, state)
 
 
 @lru_cache(maxsize=1024)
 def _after_address(port: int, protocol: L4Type, cluster: int, state: BackendState) -> bytes:
-    """Return what follows the address in a backend's row, in both families: 100,000 backends have few ports and states."""
+    """Return the bytes after the address in a backend's value, in both families: 100,000 backends have few ports and states."""
     row = LB4_BACKEND.codec.pack(bytes(4), port.to_bytes(2, "big"), protocol.number, state.to_flags(), cluster, 0, b"")
     return row[4:]
 
 
 def backend_of(value: bytes) -> tuple[L3n4Addr, BackendState]:
-    """Return address and state of a backend row."""
+    """Return address and state of a backend's value."""
     width = 4 if len(value) == LB4_BACKEND.size else 16
     port, protocol, cluster, state = _read_after_address(value[width:])
     return L3n4Addr(value[:width], port, protocol, _EXTERNAL, cluster), state
@@ -53,13 +53,13 @@ def backend_of(value: bytes) -> tuple[L3n4Addr, BackendState]:
 
 @lru_cache(maxsize=1024)
 def _read_after_address(end: bytes) -> tuple[int, L4Type, int, BackendState]:
-    """Take apart what `_after_address` makes."""
+    """Decode what `_after_address` encodes."""
     _, port, number, flags, cluster, _, _ = LB4_BACKEND.codec.unpack(bytes(4) + end)
     return int.from_bytes(port, "big"), L4Type.from_number(number), cluster, BackendState.from_flags(flags)
 
 
 class PathRecord(Struct, frozen=True, gc=False):
-    """A path record taken apart."""
+    """A decoded path record."""
 
     address: bytes
     snat: bytes
@@ -82,7 +82,7 @@ class PathRecord(Struct, frozen=True, gc=False):
 
 
 def path_value(backend: Backend, info: PathInfo, gen: int, *, selectable: bool, was_local: bool = False) -> bytes:
-    """Return the live record of a backend; `was_local`: flows may live that kept the client's address."""
+    """Return the live record of a backend; `was_local`: there may be flows that kept the client's address."""
     address = backend.address
     flags = _LIVE
     flags |= _SELECTABLE if selectable else 0
@@ -97,15 +97,15 @@ def path_value(backend: Backend, info: PathInfo, gen: int, *, selectable: bool, 
 
 
 def may_keep_client(flags: int) -> bool:
-    """Whether packets of the backend of a path record with these flags may be replies of flows that kept the client's address."""
+    """Whether packets of a backend with these path flags may be replies of flows that kept the client's address."""
     return bool(flags & _LIVE and flags & _ANY_KEPT)
 
 
 def local_bits(address: bytes, flags: int) -> tuple[int, ...]:
-    """Return the prefilter's bits that a backend with these flags of its path record needs.
+    """Return the prefilter's bits for a backend with these flags of its path record.
 
-    They are that of its replies, and of a pod those of what is sent to it directly (docs/datapath.md, "Direct conversations").
-    A remote backend needs them where pods of this node keep their address.
+    The bits cover its replies, and for a pod also packets sent to it directly (docs/datapath.md, "Direct conversations"). A
+    remote backend needs them where pods of this node keep their address.
     """
     kinds = _bit_kinds(flags)
     if not kinds:
@@ -133,9 +133,9 @@ def filter_bits(record: bytes) -> tuple[int, ...]:
 
 
 def filter_bits_of_each(records: bytes | bytearray, size: int, *, once: bool = False) -> list[int]:
-    """Return the bits that path records of one size need, which lie side by side: those of each, so some come again.
+    """Return the prefilter's bits for packed path records of one size: those of each, so some are repeated.
 
-    `once`: they need not come again.
+    `once`: without repetition.
     """
     column = records[FLAGS_AT[size] :: size]
     by_flags = {flags: kinds for flags in set(column) if (kinds := _bit_kinds(flags))}
@@ -152,9 +152,9 @@ def filter_bits_of_each(records: bytes | bytearray, size: int, *, once: bool = F
 
 
 def further_value(record: bytes, source: FurtherAddress, gen: int) -> bytes:
-    """Return the record by which a backend with this live `record` is reached from a further source address.
+    """Return the record of a backend with this live `record` for a further source address.
 
-    No flow that keeps the client's address has it, so what concerns these alone is not in its flags.
+    No flow that keeps the client's address uses it, so its flags omit what concerns only those.
     """
     at, width = META_AT[len(record)], len(source.address)
     flags = record[at + 3] & ~(_HOST | _ANY_KEPT) & (0xFF if source.present else ~_SELECTABLE)
@@ -164,14 +164,14 @@ def further_value(record: bytes, source: FurtherAddress, gen: int) -> bytes:
 
 
 def further_number(record: bytes) -> int:
-    """Return the number of the source address that a record, live or not, is for; 0 of a backend's first one."""
+    """Return the number of the source address of a record, live or not; 0 for a backend's first one."""
     at = META_AT[len(record)] + 4
     return int.from_bytes(record[at : at + 2], HOST_ORDER) >> PATH_FURTHER_SHIFT
 
 
 def further_count(records: bytes, size: int) -> int:
-    """Return how many of the path records that lie side by side are live ones of further source addresses."""
-    high = META_AT[size] + 4 + (HOST_ORDER == "little")  # the byte of `nexthop` that the number is in
+    """Return how many of the packed path records are live ones of further source addresses."""
+    high = META_AT[size] + 4 + (HOST_ORDER == "little")  # the byte of `nexthop` with the number
     column = records[high::size]
     if max(column, default=0) < 1 << PATH_FURTHER_SHIFT - 8:
         return 0
@@ -180,9 +180,9 @@ def further_count(records: bytes, size: int) -> int:
 
 
 def path_tombstone(record: bytes) -> bytes:
-    """Return the record of a backend taken away: not live, next generation, so that no flow takes a later one for it.
+    """Return the record of a removed backend: not live, next generation, so that no flow takes a later one for it.
 
-    It keeps the number of its source address: by that its counters are still found.
+    It keeps the number of its source address, by which its counters are found.
     """
     at = META_AT[len(record)]
     number = (further_number(record) << PATH_FURTHER_SHIFT).to_bytes(2, HOST_ORDER)
@@ -191,7 +191,7 @@ def path_tombstone(record: bytes) -> bytes:
 
 
 def path_of(record: bytes) -> PathRecord:
-    """Take a record apart."""
+    """Decode a record."""
     layout = LB4_PATH if len(record) == LB4_PATH.size else LB6_PATH
     address, snat, port, gen, flags, nexthop, mtu = layout.codec.unpack(record)[:7]
     hop, further = nexthop % NEXTHOPS, nexthop >> PATH_FURTHER_SHIFT
@@ -199,14 +199,14 @@ def path_of(record: bytes) -> PathRecord:
 
 
 class PathRecords:
-    """Makes the records of backends that were never local: after the address nearly all are one of a few."""
+    """Makes the records of backends that were never local: the bytes after the address have few different values."""
 
     def __init__(self) -> None:
-        # With the PathInfo, so that its id is no other's as long as the record is kept.
+        # Includes the PathInfo, so that its id stays unique as long as the record is kept.
         self._ends: dict[tuple[int, int, int, L4Type, int, bool], tuple[PathInfo, bytes]] = {}
 
     def make(self, backend: Backend, info: PathInfo, gen: int, *, selectable: bool) -> bytes:
-        """Return what `path_value` does."""
+        """Return the same as `path_value`."""
         address = backend.address
         key = (id(info), len(address.address), address.port, address.protocol, gen, selectable)
         known = self._ends.get(key)
@@ -219,9 +219,9 @@ class PathRecords:
 def new_entries(
     ends: PathRecords, backends: Iterable[tuple[Backend, PathInfo, tuple[BackendState, bool]]]
 ) -> tuple[list[bytes], list[bytes]]:
-    """Return rows and first path records of backends of one family, given with their path, state and whether new flows take it.
+    """Return values and first path records of backends of one family, given with path, state and whether new flows use it.
 
-    What follows the address is the same for those of a port one after the other: it is looked up once for all of them.
+    The bytes after the address are the same for consecutive backends of a port: they are looked up once.
     """
     rows: list[bytes] = []
     records: list[bytes] = []
@@ -248,12 +248,12 @@ def with_selectable(record: bytes, flags_at: int, selectable: bool) -> bytes:
 
 
 def endpoint(record: bytes) -> tuple[bytes, int, int, bytes]:
-    """Return what the flows of a record are translated to. Its source address may change only in a backend's first record."""
+    """Return the target of the record's flows. Its source address may change only in a backend's first record."""
     path = path_of(record)
     return path.address, path.port, path.protocol, path.snat if path.further else b""
 
 
-# Where the meta word (port, gen, flags, nexthop, mtu) lies, by record size: one aligned store publishes it.
+# Offset of the meta word (port, gen, flags, nexthop, mtu), by record size: one aligned store publishes it.
 META_AT = {LB4_PATH.size: LB4_PATH.offsets()["port"], LB6_PATH.size: LB6_PATH.offsets()["port"]}
 FLAGS_AT = {size: at + 3 for size, at in META_AT.items()}
 GEN_AT = {size: at + 2 for size, at in META_AT.items()}

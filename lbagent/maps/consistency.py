@@ -1,4 +1,4 @@
-"""Walk the maps and say what does not hold together: what tests ask after every single write, and `lbagent verify`."""
+"""Check the maps for inconsistencies: for tests after every single write, and for `lbagent verify`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from lbagent.model.service import Algorithm
 
 
 def check(maps: LBMaps, *, settled: bool = False) -> list[str]:
-    """Return what is wrong, one sentence each; [] when a new flow finds every service whole.
+    """Return the inconsistencies, one sentence each; [] when a new flow finds every service whole.
 
-    Holds at any moment, also between two writes: each slot of a master exists and names a backend with a live path of the
-    same address; a master has its reverse NAT and, with maglev, a table of such backends; its filter bit is set, and those
-    of local backends are. `settled` adds what holds once a plan was applied: nothing is left over, affinity matches and
-    backends are exactly those in use.
+    Holds at any moment, also between two writes: each slot of a master exists and refers to a backend with a live path of the
+    same address; a master has its reverse NAT and, with maglev, a table of such backends; its filter bit is set, and those of
+    local backends are. `settled` adds the state after a plan: nothing is left over, affinity matches and backends are exactly
+    those in use.
     """
     view = _read(maps)
     found = [*_frontends(view), *_tables(view), *_filter(view)]
@@ -42,7 +42,7 @@ def check(maps: LBMaps, *, settled: bool = False) -> list[str]:
 def without_master(maps: LBMaps) -> list[str]:
     """Return the frontends that have entries and no slot 0, one sentence each: no packet finds them.
 
-    So it is for a moment while one is written or taken away: what is named at a second look is wrong.
+    This is normal for a moment while a frontend is written or removed: a frontend listed twice in a row is wrong.
     """
     view = _read(maps)
     masters = {group.frontend for group in view.frontends if 0 in group.slots}
@@ -71,7 +71,7 @@ class _Frontend(Struct):
         return int(U32.unpack_from(self.slots[slot])[0])
 
 
-class _View(Struct):
+class _MapContents(Struct):
     frontends: list[_Frontend]
     backends: dict[int, L3n4Addr]
     paths: dict[int, backend_codec.PathRecord]
@@ -83,7 +83,7 @@ class _View(Struct):
     further_stride: int
 
 
-def _read(maps: LBMaps) -> _View:
+def _read(maps: LBMaps) -> _MapContents:
     groups: dict[bytes, _Frontend] = {}
     for name in ("lb4_service", "lb6_service"):
         for key, value in maps.items(name):
@@ -107,7 +107,7 @@ def _read(maps: LBMaps) -> _View:
     tables = maps.maglev("lb4_maglev") | maps.maglev("lb6_maglev")
     affinity = {frontend_codec.affinity_match_ids(key) for key, _ in maps.items("lb_affinity_match")}
     stride = further_stride(maps.sizes.backends)
-    return _View(list(groups.values()), backends, paths, reverse, tables, affinity, ranges, bits, stride)
+    return _MapContents(list(groups.values()), backends, paths, reverse, tables, affinity, ranges, bits, stride)
 
 
 def live_paths(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, bytes]]:
@@ -119,10 +119,10 @@ def live_paths(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, byte
                 yield ident, bytes(window[ident * record : (ident + 1) * record])
 
 
-def _frontends(view: _View) -> Iterator[str]:
+def _frontends(view: _MapContents) -> Iterator[str]:
     for group in view.frontends:
         if 0 not in group.slots:
-            continue  # no packet finds it: it is being written or taken away
+            continue  # no packet finds it: it is being written or removed
         target, count, ident, flags, qcount = group.master
         for slot in range(1, count + qcount + 1):
             yield from _slot(view, group, slot, count)
@@ -136,7 +136,7 @@ def _frontends(view: _View) -> Iterator[str]:
             yield f"{group}: service {ident} selects by maglev and has no table"
 
 
-def _slot(view: _View, group: _Frontend, slot: int, count: int) -> Iterator[str]:
+def _slot(view: _MapContents, group: _Frontend, slot: int, count: int) -> Iterator[str]:
     if slot not in group.slots:
         yield f"{group}: slot {slot} of {count} selectable ones is missing"
         return
@@ -147,7 +147,7 @@ def _slot(view: _View, group: _Frontend, slot: int, count: int) -> Iterator[str]
         yield f"{group}: slot {slot}: a new flow may select backend {ident}, whose path record takes no new flow"
 
 
-def _backend(view: _View, ident: int) -> Iterator[str]:
+def _backend(view: _MapContents, ident: int) -> Iterator[str]:
     address, path = view.backends.get(ident), view.paths.get(ident)
     if address is None:
         yield f"backend {ident} does not exist"
@@ -157,7 +157,7 @@ def _backend(view: _View, ident: int) -> Iterator[str]:
         yield f"the path of backend {ident} leads elsewhere"
 
 
-def _tables(view: _View) -> Iterator[str]:
+def _tables(view: _MapContents) -> Iterator[str]:
     members: dict[int, set[int]] = {}
     for service, table in view.tables.items():
         if id(table) not in members:
@@ -166,7 +166,7 @@ def _tables(view: _View) -> Iterator[str]:
             yield from (f"maglev table of service {service}: {text}" for text in _backend(view, ident))
 
 
-def _filter(view: _View) -> Iterator[str]:
+def _filter(view: _MapContents) -> Iterator[str]:
     for group in view.frontends:
         if 0 in group.slots and not _bit(view, prefilter.vip_bit(group.frontend.address)):
             yield f"{group}: the prefilter passes its packets untouched"
@@ -178,11 +178,11 @@ def _filter(view: _View) -> Iterator[str]:
             yield f"local backend {ident}: the prefilter does not ask for what clients send to it directly"
 
 
-def _bit(view: _View, number: int) -> int:
+def _bit(view: _MapContents, number: int) -> int:
     return view.filter[number >> 3] >> (number & 7) & 1
 
 
-def _leftovers(view: _View) -> Iterator[str]:
+def _leftovers(view: _MapContents) -> Iterator[str]:
     known = set()
     for group in view.frontends:
         if 0 not in group.slots:
@@ -220,7 +220,7 @@ def _verdicts(maps: LBMaps) -> Iterator[str]:
             yield f"{odd} entries of {name} are left over from an interrupted change of rules"
 
 
-def _affinity(view: _View) -> Iterator[str]:
+def _affinity(view: _MapContents) -> Iterator[str]:
     matches: dict[int, set[int]] = {}
     for service, backend in view.affinity:
         matches.setdefault(service, set()).add(backend)

@@ -15,7 +15,6 @@ from lbagent.maps.layout import (
     U32,
 )
 from lbagent.maps.lbmaps import LBMaps
-from lbagent.model.address import L3n4Addr
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import Algorithm
 
@@ -65,13 +64,8 @@ def _services(maps: LBMaps) -> Iterator[Entry]:
         frontend = frontend_codec.frontend_of(name)
         ident = frontend_codec.service_id_of(value)
         order = (ident, int(frontend.scope), slot, len(frontend.address), frontend.address, frontend.port)
-        words = {"ID": ident, "ADDR": _service_address(frontend), "SLOT": slot, **_service_value(slot, value)}
+        words = {"ID": ident, "ADDR": frontend.map_text(), "SLOT": slot, **_service_value(slot, value)}
         yield Entry(order, "SVC", words)
-
-
-def _service_address(frontend: L3n4Addr) -> str:
-    text = frontend.with_protocol()
-    return text.replace("/NONE", "/ANY")
 
 
 def _service_value(slot: int, value: bytes) -> dict[str, object]:
@@ -91,7 +85,7 @@ def _backends(maps: LBMaps) -> Iterator[Entry]:
     for key, value in chain(maps.items("lb4_backend"), maps.items("lb6_backend")):
         ident = int(U32.unpack(key)[0])
         address, state = backend_codec.backend_of(value)
-        yield Entry((ident,), "BE", {"ID": ident, "ADDR": _service_address(address), "STATE": state.text})
+        yield Entry((ident,), "BE", {"ID": ident, "ADDR": address.map_text(), "STATE": state.text})
 
 
 def _reverse(maps: LBMaps) -> Iterator[Entry]:

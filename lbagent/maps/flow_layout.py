@@ -1,8 +1,9 @@
-"""The words of the flow tables, the SNAT slots and the spill maps, bit by bit: layout 1.
+"""The words of the flow tables, the SNAT slots and the spill maps, bit by bit: layout 1. The only place.
 
 A record is some words of 64 bits in the machine's byte order; a field is a run of bits of one word. Addresses and ports lie in a
 word as they lie in a packet: their bytes, from the lowest on, are in network order. IPv6 addresses are two words each. The headers
-of the flow table (ct_*.h, snat*.h) have the same layout. Source: docs/datapath.md.
+of the flow table (ct_*.h, snat*.h) get shifts, masks, word numbers and states from here (bpf/compiler/c_source.py); the agent and
+its tools refuse tables whose FLOW_LAYOUT differs (maps/pins.py). Source: docs/datapath.md.
 """
 
 from __future__ import annotations
@@ -38,8 +39,13 @@ class WordRecord(NamedTuple):
     """A record of 64-bit words with disjoint fields. Bits of no field are 0."""
 
     name: str
-    words: int
+    word_names: tuple[str, ...]
     fields: Mapping[str, BitField]
+
+    @property
+    def words(self) -> int:
+        """Words of a record."""
+        return len(self.word_names)
 
     @property
     def size(self) -> int:
@@ -48,7 +54,7 @@ class WordRecord(NamedTuple):
 
 
 class FlowState(IntEnum):
-    """States of a flow (ct_state.h)."""
+    """States of a flow; ct_state.h has what leads from one to the next."""
 
     NEW = 0  # a SYN, or another protocol without a reply
     ESTABLISHED = 1  # the backend has answered
@@ -57,13 +63,13 @@ class FlowState(IntEnum):
 
 
 class ForwardMode(IntEnum):
-    """Ways of forwarding (enum forward in forward.h)."""
+    """Ways of forwarding (forward.h). No number may change or be used again."""
 
-    LOCAL = 0  # the source address is kept, the stack delivers
-    SNAT = 1  # the source is translated to a port of this node
-    DSR_IPIP = 2
-    DSR_L2 = 3
-    REDIRECT = 4
+    LOCAL = 0  # backend or client on this node: destination translated, source kept, handed to the stack
+    SNAT = 1  # destination and source translated: replies come back to a SNAT port of this node
+    DSR_IPIP = 2  # reserved: in an IP tunnel to the backend, which answers the client itself
+    DSR_L2 = 3  # reserved: only the MAC address is changed, the backend answers the client itself
+    REDIRECT = 4  # reserved: handed to a device as it is
 
 
 class Fin(IntEnum):
@@ -73,20 +79,18 @@ class Fin(IntEnum):
     BACKEND = 2
 
 
-def _record(name: str, words: int, fields: Mapping[str, BitField]) -> WordRecord:
-    return WordRecord(name, words, MappingProxyType(dict(fields)))
+def _record(name: str, words: str, fields: Mapping[str, BitField]) -> WordRecord:
+    return WordRecord(name, tuple(words.split()), MappingProxyType(dict(fields)))
 
 
 def _value_word(word: int) -> dict[str, BitField]:
-    """Return the fields of a value word: what is read and replaced by one compare-and-swap."""
+    """Return the fields of a value word: what is read and replaced by one compare-and-swap. No bit is left."""
     return {
         "value_generation": BitField(word, 0, 14),  # of the entry; in a spill row 0
         "snat_generation": BitField(word, 14, 2),  # the lowest bits of the SNAT slot's, for a flow that has one
         "state": BitField(word, 16, 2),  # FlowState
         "fin": BitField(word, 18, 2),  # Fin
-        "forward": BitField(
-            word, 20, 16
-        ),  # a SNAT port in network order; with 0 as its low byte ForwardMode in the high byte
+        "forward": BitField(word, 20, 16),  # a SNAT port in network order, or a ForwardMode: FORWARD_PORT_BITS
         "backend_generation": BitField(word, 36, 8),
         "backend": BitField(word, 44, 20),  # id; 0: none
     }
@@ -98,16 +102,14 @@ def _seen_word(word: int) -> dict[str, BitField]:
         "last_seen": BitField(word, 0, 16),  # ticks
         "bucket": BitField(word, 16, 16),  # of the bucket, not of the entry: way 0 the insert version, way 1 two stamps
         "service": BitField(word, 32, 16),  # id of the frontend
-        "client_hop": BitField(
-            word, 48, 16
-        ),  # next hop to the client; of an opening flow its handshake word (ct_state.h)
+        "client_hop": BitField(word, 48, 16),  # next hop to the client, 12 bits; of an opening flow its handshake word
     }
 
 
 FLOW = {
     Family.IPV4: _record(
         "flow4",
-        4,
+        "owner vip value seen",
         {
             "generation": BitField(0, 0, 14),
             "l4": BitField(0, 14, 2),  # PathL4
@@ -122,11 +124,11 @@ FLOW = {
     ),
     Family.IPV6: _record(
         "flow6",
-        8,
+        "owner client client_end vip vip_end value seen checksum",
         {
             "generation": BitField(0, 0, 14),
             "l4": BitField(0, 14, 2),
-            "vip_bits": BitField(0, 16, 16),  # the last 16 bits of the VIP once more
+            "vip_tail": BitField(0, 16, 16),  # the last 16 bits of the VIP once more
             "vip_port": BitField(0, 32, 16),
             "client_port": BitField(0, 48, 16),
             "client": BitField(1, 0, 64),
@@ -157,7 +159,7 @@ def _slot_meta(word: int) -> dict[str, BitField]:
 SNAT = {
     Family.IPV4: _record(
         "snat4",
-        2,
+        "holder meta",
         {
             "generation": BitField(0, 0, 16),
             "client_port": BitField(0, 16, 16),
@@ -167,7 +169,7 @@ SNAT = {
     ),
     Family.IPV6: _record(
         "snat6",
-        4,
+        "holder client client_end meta",
         {
             "generation": BitField(0, 0, 16),
             "held": BitField(0, 16, 1),
@@ -178,13 +180,23 @@ SNAT = {
         | _slot_meta(3),
     ),
 }
-SNAT_STAMP_TICKS = 8
 
 # The key of a spill row is an entry's key words (IPv4: owner and VIP word; IPv6: owner and both addresses) with generation 0. The
 # row by which replies are found has the backend in the VIP's place, and REPLY_MARK in the generation of the word with its port.
 SPILL_KEY_WORDS = {Family.IPV4: 2, Family.IPV6: 5}
-SPILL_VALUE = _record("spill", 2, _value_word(0) | _seen_word(1))
+SPILL_VALUE = _record("spill", "value seen", _value_word(0) | _seen_word(1))
 REPLY_MARK = 1
 
 OWNER_HELD_SHIFT = 16  # an owner word >> this is 0 for a free or busy entry, and for a free SNAT slot
-HANDSHAKE_ANSWERED, HANDSHAKE_OLDER = 0x8000, 0x4000  # bits of `client_hop` by which it is a handshake word
+OWNER_BUSY_SHIFT = 15  # this bit alone beside the generation: the entry is being written
+# Of `forward`. The configuration allows no SNAT port below 256, so its low byte tells a port from a mode.
+FORWARD_PORT_BITS = 0xFF  # not all 0: a SNAT port
+FORWARD_MODE_SHIFT = 8  # else ForwardMode is above; SNAT without a port awaits one
+BACKEND_GENERATION_TURNED = (
+    0x80  # a backend's generation ^ this is one that no path record has for 128 backends to come
+)
+# Bits of `client_hop` as the handshake word of an opening flow (ct_state.h has their meaning): any of the first two says that the
+# rest is no next hop.
+HANDSHAKE_ANSWERED, HANDSHAKE_OLDER, HANDSHAKE_NUMBER = 0x8000, 0x4000, 0x3FFF
+AFTER_RST_CLIENT, AFTER_RST_BACKEND = 0x1000, 0x2000  # and beside the next hop of a flow that a RST has ended
+SNAT_STAMP_TICKS = 8  # ticks of a SNAT slot's stamp

@@ -15,6 +15,8 @@ from msgspec import Struct
 
 from lbagent.maps.flow_layout import (
     FLOW,
+    FORWARD_MODE_SHIFT,
+    FORWARD_PORT_BITS,
     HANDSHAKE_ANSWERED,
     HANDSHAKE_OLDER,
     OWNER_HELD_SHIFT,
@@ -31,7 +33,6 @@ MAX_READS = 3  # of an entry that changes while it is read
 
 GENERATION = FLOW[Family.IPV4].fields["generation"].mask
 _SWAP = tuple((port & 0xFF) << 8 | port >> 8 for port in range(1 << 16))  # a port as it lies in a word -> host order
-FORWARD_PORT_BITS = 0xFF  # of `forward`: not all 0 means that it is a SNAT port
 
 
 class FlowEntry(Struct, frozen=True, gc=False):
@@ -65,6 +66,11 @@ class FlowEntry(Struct, frozen=True, gc=False):
 
 _STATES = tuple(FlowState)
 _L4 = tuple(PathL4)
+# Fields of the value word, which both families have at the same bits.
+_VALUE = FLOW[Family.IPV4].fields
+_BACKEND, _BACKEND_GENERATION, _FORWARD, _FIN, _STATE, _L4_SHIFT = (
+    _VALUE[name].shift for name in ("backend", "backend_generation", "forward", "fin", "state", "l4")
+)
 # The words of flow_layout.py as the struct module reads them at once: generation with l4, ports as they lie, addresses as bytes.
 _ENTRY = {
     Family.IPV4: struct.Struct("=HH4sHH4sQHHHH"),
@@ -229,22 +235,22 @@ def _flow(  # noqa: PLR0917 - keywords cost a fifth of the time that a flow take
     *,
     spilled: bool = False,
 ) -> FlowEntry:
-    forward = value >> 20 & 0xFFFF
+    forward = value >> _FORWARD & 0xFFFF
     has_port = forward & FORWARD_PORT_BITS
     return FlowEntry(
         family,
-        _L4[own >> 14],
+        _L4[own >> _L4_SHIFT],
         client,
         _SWAP[port],
         vip,
         _SWAP[vip_port],
         service,
-        value >> 44,
-        value >> 36 & 0xFF,
-        _STATES[value >> 16 & 3],
-        value >> 18 & 3,
+        value >> _BACKEND,
+        value >> _BACKEND_GENERATION & 0xFF,
+        _STATES[value >> _STATE & 3],
+        value >> _FIN & 3,
         _SWAP[forward] if has_port else 0,
-        ForwardMode.SNAT if has_port else forward >> 8,
+        ForwardMode.SNAT if has_port else forward >> FORWARD_MODE_SHIFT,
         seen,
         0 if hop & (HANDSHAKE_ANSWERED | HANDSHAKE_OLDER) else hop & (NEXTHOPS - 1),
         spilled,

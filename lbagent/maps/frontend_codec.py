@@ -1,7 +1,7 @@
 """Frontend <-> map entries: slots, reverse NAT, affinity matches, source ranges, Maglev tables. Pure.
 
-`encode` turns an SVC into everything the maps hold for it alone (FrontendEntries). What services share is elsewhere: backends and
-their paths in backend_codec.py, the prefilter in prefilter.py.
+`encode` turns an SVC into all map entries that it alone owns (FrontendEntries). Shared parts are elsewhere: backends and their
+paths in backend_codec.py, the prefilter in prefilter.py.
 """
 
 from __future__ import annotations
@@ -35,16 +35,14 @@ _SERVICE = LB_SERVICE.codec
 
 
 class FrontendEntries(Struct):
-    """What the maps hold for one frontend. `members` say what its Maglev table is made of; `table` is one that was read."""
+    """The map entries of one frontend. `members` determine its Maglev table; `table` is one that was read."""
 
     id: int
     slots: dict[int, bytes]  # value by slot, 0 = master
     reverse: bytes = b""
     affinity: frozenset[int] = frozenset()  # backend ids
     ranges: frozenset[bytes] = frozenset()  # LPM keys
-    verdicts: tuple[
-        tuple[bytes, bytes], ...
-    ] = ()  # those of them whose value is not PRESENT, with it: a change broke off
+    verdicts: tuple[tuple[bytes, bytes], ...] = ()  # the ones with a value other than PRESENT: an interrupted change
     members: tuple[Member, ...] = ()
     table: bytes | None = None
 
@@ -54,16 +52,16 @@ class FrontendEntries(Struct):
         return bool(self.members) or self.table is not None
 
     def backend_ids(self) -> set[int]:
-        """Return the backends its slots name."""
+        """Return the backends of its slots."""
         slots = b"".join([value for slot, value in self.slots.items() if slot])
         return set(u32_values(slots)[:: _SERVICE.size // U32.size])
 
 
-NO_ENTRIES = FrontendEntries(0, {})  # of a frontend that is not there; do not change it
+NO_ENTRIES = FrontendEntries(0, {})  # of a missing frontend; do not change it
 
 
 def encode(svc: SVC) -> FrontendEntries:
-    """Return the rows of a frontend whose ids are assigned."""
+    """Return the entries of a frontend with assigned ids."""
     rev, flags = svc.id.to_bytes(2, "big"), int(svc.flags)
     low, high = flags & 0xFF, flags >> 8
     pack = _SERVICE.pack
@@ -95,7 +93,7 @@ def _target(svc: SVC) -> int:
 
 
 def service_key_parts(frontend: L3n4Addr) -> tuple[bytes, bytes]:
-    """Return what comes before and after the slot in the keys of a frontend."""
+    """Return the bytes before and after the slot in the keys of a frontend."""
     head = frontend.address + frontend.port.to_bytes(2, "big")
     return head, bytes((frontend.protocol.number, frontend.scope, 0, 0))
 
@@ -107,7 +105,7 @@ def service_key(frontend: L3n4Addr, slot: int) -> bytes:
 
 
 def split_service_key(key: bytes) -> tuple[bytes, int]:
-    """Return (what names the frontend, slot) of a key; cheap, for grouping."""
+    """Return (prefix of the frontend, slot) of a key; cheap, for grouping."""
     at = len(key) - 6
     return key[:at] + key[at + 2 :], U16.unpack_from(key, at)[0]
 
@@ -135,7 +133,7 @@ def split_target(master: bytes) -> tuple[int, int]:
 
 
 def selectable_count(master: bytes) -> int:
-    """Return how many slots a new flow may take."""
+    """Return the number of slots that new flows may use."""
     return int.from_bytes(master[4:6], HOST_ORDER)
 
 
@@ -150,7 +148,7 @@ def with_flags(value: bytes, flags: int) -> bytes:
 
 
 def reverse_nat_value(frontend: L3n4Addr, *, no_local_backend: bool = False) -> bytes:
-    """Return the reverse NAT row of a frontend; `no_local_backend` makes the program drop where it would reject."""
+    """Return the reverse NAT value of a frontend; `no_local_backend` makes the program drop instead of reject."""
     scope = frontend.scope | (REVNAT_NO_LOCAL_BACKEND if no_local_backend else 0)
     address, port, number = frontend.address, frontend.port.to_bytes(2, "big"), frontend.protocol.number
     if len(address) == 4:
@@ -159,14 +157,14 @@ def reverse_nat_value(frontend: L3n4Addr, *, no_local_backend: bool = False) -> 
 
 
 def reverse_nat_frontend(value: bytes) -> L3n4Addr:
-    """Return the frontend of a reverse NAT row."""
+    """Return the frontend of a reverse NAT value."""
     size = _address_bytes(value)
     port, number, scope = int.from_bytes(value[size : size + 2], "big"), value[size + 2], value[size + 3]
     return L3n4Addr(value[:size], port, L4Type.from_number(number), Scope(scope & 1))
 
 
 def has_no_local_backend(value: bytes) -> bool:
-    """Return whether a reverse NAT row says that all endpoints are on other nodes; of no row, False."""
+    """Return whether a reverse NAT value has the mark that all endpoints are on other nodes; False without a value."""
     return bool(value and value[_address_bytes(value) + 3] & REVNAT_NO_LOCAL_BACKEND)
 
 
@@ -197,7 +195,7 @@ def source_range_of(key: bytes) -> tuple[int, CIDR]:
 
 
 def maglev_members(svc: SVC) -> tuple[Member, ...]:
-    """Return what the Maglev table of a frontend is made of, the same for every frontend with this set."""
+    """Return the members of the Maglev table of a frontend, the same for every frontend with this set."""
     found = [
         (backend.id, backend.weight, backend.address.hash_key()) for backend in svc.selectable if backend.weight > 0
     ]
@@ -206,5 +204,5 @@ def maglev_members(svc: SVC) -> tuple[Member, ...]:
 
 @lru_cache(maxsize=32)
 def maglev_table(members: tuple[Member, ...], size: int) -> bytes:
-    """Return the Maglev table as the inner map holds it; the same object for an equal set asked for again soon."""
+    """Return the Maglev table for the inner map; the same object for an equal set requested again soon."""
     return lookup_table(members, size).tobytes()

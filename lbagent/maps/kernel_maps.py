@@ -20,18 +20,18 @@ from lbagent.maps import pins
 from lbagent.maps.layout import is_zero
 from lbagent.maps.lbmaps import Item, TrafficCounter, map_full
 from lbagent.maps.maglev_tables import MaglevTables
-from lbagent.maps.specs import ADDED_MAPS, MapSpec, MapType, Sizes, counter_row, maglev_inner, map_specs
+from lbagent.maps.specs import ADDED_MAPS, MapSpec, MapType, Sizes, counter_stripe_bytes, maglev_inner, map_specs
 
 _NO_BATCH = (ENOTSUPP, errno.EINVAL, errno.EOPNOTSUPP)
 _FULL = (errno.E2BIG, errno.ENOSPC)
 _ARRAYS = (MapType.ARRAY, MapType.PERCPU_ARRAY)
 
 
-_EXCHANGES = 5  # times to look again while a resize renames its pins, one after the other
+_EXCHANGES = 5  # retries while a resize renames its pins, one after the other
 
 
 def _open_pins(bpffs: str | Path, sizes: Sizes | None) -> tuple[Sizes, dict[str, MapSpec], dict[str, int]]:
-    """Open what is pinned; without `sizes` as it is, also while another process changes them."""
+    """Open the pinned maps; without `sizes` with their own sizes, also while another process changes them."""
     for again in range(_EXCHANGES, 0, -1):
         found = sizes or pins.pinned_sizes(bpffs)
         specs = pins.all_specs(found)
@@ -51,7 +51,7 @@ class KernelMaps:
         self.sizes = sizes
         self.specs: dict[str, MapSpec] = {n: s for n, s in map_specs(sizes).items() if n in fds}
         self.fds = fds
-        self.created: frozenset[str] = frozenset()  # by `open`: they were not pinned
+        self.created: frozenset[str] = frozenset()  # created by `open`
         self._cpus = possible_cpus()
         inner = maglev_inner(sizes)
         tables = {name: MaglevTables(fds[name], inner) for name in ("lb4_maglev", "lb6_maglev")}
@@ -61,13 +61,14 @@ class KernelMaps:
     def open(cls, bpffs: str | Path = DEFAULT_BPFFS, sizes: Sizes | None = None, *, create: bool = True) -> Self:
         """Open the pinned maps under BPFFS/v1, creating the missing ones.
 
-        With `create` a bpf file system is mounted where there is none. Without it nothing is made: sizes None means
-        "as they are", and a missing map is NotFound. Every pin is compared with its spec before anything is created.
-        Raises LayoutMismatch, NotFound, KernelError.
+        With `create` a bpf file system is mounted where there is none. Without it nothing is created: sizes None means "their
+        own", and a missing map is NotFound. Every pin is compared with its spec, and the layout of the flow tables with this
+        version's, before anything is created. Raises LayoutMismatch, NotFound, KernelError.
         """
         if create:
             pins.ensure_pin_dir(bpffs)
             sizes = sizes or Sizes()
+        pins.check_flow_layout(bpffs)
         found, specs, fds = _open_pins(bpffs, sizes)
         there = frozenset(fds)
         try:
@@ -115,7 +116,7 @@ class KernelMaps:
         self.put_batch(map_name, keys, values, 0, len(items))
 
     def put_batch(self, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
-        """Write entries start..stop of keys and values lying side by side. Raises MapFull or KernelError with `done`."""
+        """Write entries start..stop of packed keys and values. Raises MapFull or KernelError with `done`."""
         spec, fd, at = self.specs[map_name], self.fds[map_name], start
         if stop - start > 1:
             result = bpf_map.map_update_batch(fd, keys, values, (spec.key_size, spec.value_size), start, stop)
@@ -147,7 +148,7 @@ class KernelMaps:
             result = bpf_map.map_delete_batch(fd, joined, len(keys[0]), done, count)
             done += result.done
             if result.errno == errno.ENOENT:
-                done += 1  # the batch stops at a key that is not there
+                done += 1  # the batch stops at a missing key
             elif result.errno in _NO_BATCH:
                 with kernel_errors("delete", map_name):
                     for key in keys[done:]:
@@ -157,7 +158,7 @@ class KernelMaps:
                 raise self._failed("delete", map_name, result.errno, done)
 
     def get(self, map_name: str, key: bytes) -> bytes | None:
-        """Return the value of a key; of a per-CPU map the values of all CPUs, each padded to 8 bytes."""
+        """Return the value of a key; for a per-CPU map the values of all CPUs, each padded to 8 bytes."""
         spec = self.specs[map_name]
         with kernel_errors("look up", map_name):
             return bpf_map.map_lookup(self.fds[map_name], key, self._value_bytes(spec))
@@ -168,7 +169,7 @@ class KernelMaps:
         return spec.value_size
 
     def items(self, map_name: str) -> list[Item]:
-        """Return all entries; of an array those that are not all zero."""
+        """Return all entries; for an array those that are not all zero."""
         spec = self.specs[map_name]
         size = self._value_bytes(spec)
         zero = bytes(size) if spec.type in _ARRAYS else b""
@@ -184,7 +185,7 @@ class KernelMaps:
         return out
 
     def batches(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
-        """Yield (keys side by side, values side by side, count). Raises KernelError."""
+        """Yield (packed keys, packed values, count). Raises KernelError."""
         spec, fd = self.specs[map_name], self.fds[map_name]
         size = self._value_bytes(spec)
         reader = bpf_map.BatchReader(fd, spec.key_size, size, min(8192, spec.max_entries))
@@ -211,7 +212,7 @@ class KernelMaps:
     # --- Maglev ---
 
     def set_maglev(self, map_name: str, tables: Mapping[int, bytes]) -> None:
-        """Swap in whole lookup tables by service id; equal ones share one inner map. Raises MapFull, KernelError."""
+        """Replace whole lookup tables by service id; equal ones share one inner map. Raises MapFull, KernelError."""
         size = 4 * self.sizes.maglev_size
         if any(len(table) != size for table in tables.values()):
             raise ValueError(f"{map_name}: a table has {size} bytes")
@@ -221,7 +222,7 @@ class KernelMaps:
             raise self._failed("update", map_name, error.errno or 0, 0) from None
 
     def delete_maglev(self, map_name: str, service_ids: Sequence[int]) -> None:
-        """Take tables away; missing ones are fine. Raises KernelError."""
+        """Remove tables; missing ones are ignored. Raises KernelError."""
         with kernel_errors("delete", map_name):
             self._tables[map_name].delete(service_ids)
 
@@ -239,9 +240,9 @@ class KernelMaps:
 
     @contextmanager
     def window(self, map_name: str, offset: int, length: int) -> Iterator[memoryview]:
-        """Map bytes of a mmapable array; what is stored is in the map at once. Raises KernelError, ValueError."""
+        """Map bytes of a mmapable array; stores take effect in the map at once. Raises KernelError, ValueError."""
         with ExitStack() as opened:
-            with kernel_errors("mmap", map_name):  # not around what the caller does
+            with kernel_errors("mmap", map_name):  # does not cover the caller's block
                 view = opened.enter_context(
                     windows.window(self.fds[map_name], offset, length, self.specs[map_name].value_size)
                 )
@@ -262,10 +263,10 @@ class KernelMaps:
     def counters(self, indexes: Sequence[int]) -> list[TrafficCounter]:
         """Return packets and bytes of lb_metrics indexes, summed over the CPUs. Raises KernelError."""
         with self.window("lb_metrics", 0, self.specs["lb_metrics"].value_size) as view:
-            return windows.counters(view, counter_row(self.sizes), indexes)
+            return windows.counters(view, counter_stripe_bytes(self.sizes), indexes)
 
     def zero_counters(self, indexes: Sequence[int]) -> None:
         """Set counters to zero. Raises KernelError."""
         fd, limit = self.fds["lb_metrics"], self.specs["lb_metrics"].value_size
         with kernel_errors("mmap", "lb_metrics"):
-            windows.store_zero_counters(fd, counter_row(self.sizes), indexes, limit)
+            windows.store_zero_counters(fd, counter_stripe_bytes(self.sizes), indexes, limit)

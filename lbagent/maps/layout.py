@@ -1,6 +1,6 @@
-"""Every record that crosses the kernel border: byte layout, byte order, size. The only place.
+"""Every record at the kernel border: byte layout, byte order, size. The only place (flow_layout.py: bits of flows).
 
-C gets the same sizes, offsets and constants as a generated prelude (bpf/build/c_source.py), checked by the compiler; the agent
+C gets the same sizes, offsets and constants as a generated prelude (bpf/compiler/c_source.py), checked by the compiler; the agent
 compares a pinned map with its spec (specs.py) before it uses it. `be` fields are in network byte order in the map;
 everything else is host order. Source: cilium bpf/lib/lb.h layouts (behaviour), docs/maps.md.
 """
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+from lbagent.maps import flow_layout
 from lbagent.model.family import Family
 from lbagent.model.further_sources import MAX_FURTHER
 
@@ -24,7 +25,7 @@ U16, U32 = struct.Struct("=H"), struct.Struct("=I")  # a key or a value that is 
 
 
 def u32_values(data: bytes) -> array[int]:
-    """Return numbers that lie side by side: the keys of an array or of a hash by id, the entries of a Maglev table."""
+    """Return packed numbers: the keys of an array or of a hash by id, the entries of a Maglev table."""
     return array("I", data)
 
 
@@ -92,7 +93,7 @@ def _layout(name: str, text: str) -> Layout:
 # --- services and backends (cilium's bytes) ---
 LB4_KEY = _layout("lb4_key", "be32 address, be16 dport, u16 backend_slot, u8 proto, u8 scope, pad2 pad")
 LB6_KEY = _layout("lb6_key", "be128 address, be16 dport, u16 backend_slot, u8 proto, u8 scope, pad2 pad")
-# `target` is backend_id (slots); in a master LBALG << 24 | affinity seconds, or LBALG << 24 | proxy port with the L7 flag.
+# `target` is backend_id (slots); in a master entry LBALG << 24 | affinity seconds, or LBALG << 24 | proxy port with the L7 flag.
 LB_SERVICE = _layout("lb_service", "u32 target, u16 count, be16 rev_nat_index, u8 flags, u8 flags2, u16 qcount")
 LB4_BACKEND = _layout("lb4_backend", "be32 address, be16 port, u8 proto, u8 flags, u16 cluster_id, u8 zone, pad1 pad")
 LB6_BACKEND = _layout("lb6_backend", "be128 address, be16 port, u8 proto, u8 flags, u16 cluster_id, u8 zone, pad1 pad")
@@ -112,15 +113,15 @@ LB6_SOURCE_RANGE_KEY = _layout("lb6_source_range_key", "u32 prefixlen, be16 rev_
 TARGET_ALGORITHM_SHIFT = 24
 TARGET_SECONDS_MASK = 0xFFFFFF
 SOURCE_RANGE_STATIC_BITS = 32  # rev_nat_index and pad come before the address in the prefix
-# Values (u8) of an entry. Below these: listed, and the master's flag says what that means. These say it themselves, while the
-# flag turns from allow to deny or back (sync/target/ranges.py).
+# Values (u8) of an entry. Values below these: listed, and the master's flag decides. These hold their own verdict while the flag
+# changes from allow to deny or back (targets/bpf/ranges.py).
 SOURCE_RANGE_LETS_IN, SOURCE_RANGE_KEEPS_OUT = 2, 3
 LB4_FRAG_KEY = _layout("lb4_frag_key", "be32 saddr, be32 daddr, be16 id, u8 proto, u8 pad")
 LB6_FRAG_KEY = _layout("lb6_frag_key", "be128 saddr, be128 daddr, be32 id, u8 proto, pad3 pad")
 LB_FRAG_VALUE = _layout("lb_frag_value", "be16 sport, be16 dport")
-# What socket programs keep of a socket. Key: its cookie and an address with port: SOCK_REVERSE: of a backend, and the value is the
-# frontend that the process asked for; SOCK_CHOICE: of a frontend, and the value says which backend an unconnected socket talks to.
-# `seen`: ticks (lb_config.jiffies_shift) of the last datagram sent.
+# State of socket programs for a socket. Key: its cookie and an address with port: SOCK_REVERSE: of a backend, and the value is
+# the frontend that the process used; SOCK_CHOICE: of a frontend, and the value is the backend of an unconnected socket. `seen`:
+# ticks (lb_config.jiffies_shift) of the last datagram sent.
 LB4_SOCK_KEY = _layout("lb4_sock_key", "u64 cookie, be32 address, be16 port, u8 kind, pad1 pad")
 LB6_SOCK_KEY = _layout("lb6_sock_key", "u64 cookie, be128 address, be16 port, u8 kind, pad5 pad")
 LB4_SOCK_VALUE = _layout(
@@ -130,8 +131,8 @@ LB6_SOCK_VALUE = _layout(
     "lb6_sock_value", "be128 address, be16 port, u8 backend_gen, pad1 pad, u32 backend_id, u32 seen, pad4 pad_end"
 )
 SOCK_REVERSE, SOCK_CHOICE = 0, 1
-# The same of a TCP socket, which has one peer: which frontend its backend's address stands for. It is at the place that its cookie
-# names, until another socket needs that.
+# The same for a TCP socket, which has one peer: the frontend that its backend's address stands for. The cookie selects the
+# record, which another socket may overwrite.
 LB4_STREAM = _layout("lb4_stream", "u64 cookie, be32 peer, be32 address, be16 peer_port, be16 port, pad4 pad")
 LB6_STREAM = _layout("lb6_stream", "u64 cookie, be128 peer, be128 address, be16 peer_port, be16 port, pad4 pad")
 
@@ -143,20 +144,20 @@ LB4_PATH = _layout("lb4_path", "be32 address, be32 snat, be16 port, u8 gen, u8 f
 LB6_PATH = _layout(
     "lb6_path", "be128 address, be128 snat, be16 port, u8 gen, u8 flags, u16 nexthop, u16 mtu, pad24 pad"
 )
-# One record a next hop (neighbour on a device). Published whole before its index is given out; retired by ifindex = 0.
+# One record per next hop (neighbour on a device). Published whole before its index is used; retired by ifindex = 0.
 LB_NEXTHOP = _layout("lb_nexthop", "mac dmac, mac smac, u32 ifindex")
-NEXTHOP_NO_XDP = 1 << 31  # bit of a record's ifindex, a positive int: the device takes no frames that XDP sends
+NEXTHOP_NO_XDP = 1 << 31  # bit of a record's ifindex, a positive int: the device accepts no frames that XDP sends
 LB_NEXTHOP_KEY = _layout("lb_nexthop_key", "u32 ifindex, mac dmac, pad2 pad")
-# Neighbours that this agent asked the kernel to keep resolved: no program reads it, `cleanup` does. IPv4 as ::ffff:a.b.c.d.
+# Neighbours that this agent requested the kernel to keep resolved: only `cleanup` reads it. IPv4 as ::ffff:a.b.c.d.
 LB_NEIGHBOR_KEY = _layout("lb_neighbor_key", "u32 ifindex, be128 address")
-# An address that a device announces (bpf/include/program/announce.h), IPv4 as ::ffff:a.b.c.d, with which MAC address, until when:
-# ns of CLOCK_MONOTONIC. The agent moves `until` on.
+# An address that a device announces (bpf/include/program/announce.h), IPv4 as ::ffff:a.b.c.d, with its MAC address and its end:
+# ns of CLOCK_MONOTONIC. The agent extends `until`.
 LB_VIP_KEY = _layout("lb_vip_key", "u32 ifindex, be128 address")
 LB_VIP = _layout("lb_vip", "u64 until, mac mac, pad2 pad")
 LB_COUNTER = _layout("lb_counter", "u64 packets, u64 bytes")
-# A device we are attached to, or by which XDP sends, at one of the DEVICE_PROBES positions from `device_position`; ifindex 0 =
-# free. The second u64 is stored before the first. A frame for another MAC address is not ours; an unknown device is not checked.
-# mtu 0: unknown.
+# A device with programs, or by which XDP sends, at one of the DEVICE_PROBES positions from `device_position`; ifindex 0 = free.
+# The second u64 is stored before the first. Frames for another MAC address are ignored; an unknown device is not checked. mtu 0:
+# unknown.
 LB_DEVICE = _layout("lb_device", "u32 ifindex, mac mac, u16 flags, u16 mtu, pad2 pad")
 # Frozen before the programs are loaded, so the verifier folds every field into the instructions. Masks are entries (slots,
 # records) - 1; time-outs are in ticks of 2^jiffies_shift jiffies.
@@ -167,28 +168,30 @@ LB_CONFIG = _layout(
     "u64 timeout_new, u64 timeout_tcp, u64 timeout_udp, u64 timeout_closing, u64 hz,"
     # of the maps that flows and SNAT slots are being moved from; 0: nothing is being moved
     "u64 flow4_old_mask, u64 flow6_old_mask, u64 snat4_old_mask, u64 snat6_old_mask,"
-    # lb_metrics: rows (one a CPU), bytes of a row; the longest of the time-outs
-    "u64 counter_rows, u64 counter_row, u64 timeout_longest,"
+    # lb_metrics: stripes (one per CPU), bytes of a stripe; the longest of the time-outs
+    "u64 counter_stripes, u64 counter_stripe_bytes, u64 timeout_longest,"
     # path records between those of a backend with one source address of the node and the next one; 0: no further address
     "u64 further_stride,"
     # the further source addresses by number, as the words that a program loads; 0: none has the number
     + ",".join(f"u64 further4_{n}, u64 further6_{n}_first, u64 further6_{n}_second" for n in range(1, MAX_FURTHER + 1))
     # cookie of the network namespace whose sockets are balanced, 0: of none
-    + ",u64 netns_cookie",
+    + ",u64 netns_cookie"
+    # FLOW_LAYOUT of the flow tables and SNAT slots, for agents and tools (pins.py); no program reads it
+    + ",u64 flow_layout",
 )
 
 
-# Data of a run of sweep4/sweep6: buckets to do, half of lb_live to count into. One run does SWEEP_STEP buckets and moves
-# `first` and `count` on (use the kernel's `repeat`); `former`: whether lb_former_backend has entries; `live`, which starts at 0 and
-# is also what the run returns, are live flows.
-# `trusted_until`, 0 before the first run of a sweep, is what goes to the head of each row of lb_metrics after its last one.
-SWEEP_STEP = 8  # the verifier walks the loop as often: 0.1 s of CPU more at a start with four times as many
+# Data of a run of sweep4/sweep6: buckets to do, half of lb_live to count into. One run does SWEEP_STEP buckets, advances `first`
+# and reduces `count` (use the kernel's `repeat`); `former`: whether lb_former_backend has entries; `live`, which starts at 0 and
+# is also the return value, are live flows. `trusted_until`, 0 before the first run of a sweep, is stored at the head of each
+# stripe of lb_metrics after its last one.
+SWEEP_STEP = 8  # bounds the verifier's loop: four times as many cost 0.1 s of CPU more at a start
 LB_SWEEP = _layout("lb_sweep", "u64 first, u64 count, u64 half, u64 former, u64 live, u64 trusted_until")
 
 
-# Data of a run of migrate4/migrate6: positions of the old map to do, what of (MigrateWhat), `dry`: leave the old map as it is.
-# One run does at most MIGRATE_STEP and moves `first` and `count` on. The rest are counts: of flows that found no room (`lost`)
-# and of those that changed meanwhile and are to be tried again.
+# Data of a run of migrate4/migrate6: positions of the old map to do, what kind (MigrateWhat), `dry`: leave the old map unchanged.
+# One run does at most MIGRATE_STEP, advances `first` and reduces `count`. The rest are counts: of flows that found no room
+# (`lost`) and of those that changed meanwhile and need a retry.
 MIGRATE_STEP = 64
 LB_MIGRATE = _layout(
     "lb_migrate", "u64 first, u64 count, u64 what, u64 dry, u64 moved, u64 spilled, u64 lost, u64 again"
@@ -196,21 +199,21 @@ LB_MIGRATE = _layout(
 
 
 class MigrateWhat(IntEnum):
-    """What a run of migrate4/migrate6 does."""
+    """The kinds of runs of migrate4/migrate6."""
 
     FLOWS = 1  # entries of the flow table, with their SNAT slots
-    SNAT_SLOTS = 2  # SNAT slots that no entry speaks of
-    STAMPS = 3  # which buckets have flows in the spill map
+    SNAT_SLOTS = 2  # SNAT slots that no entry refers to
+    STAMPS = 3  # stamps of the buckets with flows in the spill map
 
 
 class PathFlag(IntEnum):
     """Bits of lb{4,6}_path.flags; PATH_L4_SHIFT has two more."""
 
-    LIVE = 1  # the backend exists; clear = gone (flows of an older gen are stale as well)
+    LIVE = 1  # the backend exists; clear = gone (flows of an older gen are stale, too)
     SELECTABLE = 2  # a new flow may take it; clear = maintenance, terminating beside active ones, quarantined
     LOCAL = 4  # on this node: keep the client's address, hand the packet up
     HOST = 8  # the address is the node's own (a socket here, not a pod)
-    WAS_LOCAL = 64  # it was LOCAL or KEEPS_POD since it got its id: flows that kept the client's address may live
+    WAS_LOCAL = 64  # it was LOCAL or KEEPS_POD since it got its id: there may be flows that kept the client's address
     KEEPS_POD = 128  # on another node: a pod of this node keeps its address towards it
 
 
@@ -231,8 +234,8 @@ class DeviceFlag(IntEnum):
     """Bits of lb_device.flags, by ifindex."""
 
     POD = 1  # a --pod-device: packets from it have internal scope
-    XDP_SEND = 2  # the device takes frames that XDP sends
-    STACKED = 4  # over a device with programs: what comes in by it may be translated already
+    XDP_SEND = 2  # the device accepts frames that XDP sends
+    STACKED = 4  # on top of a device with programs: a received packet may be translated already
 
 
 class ConfigFlag(IntEnum):
@@ -242,13 +245,15 @@ class ConfigFlag(IntEnum):
     STRICT_SOURCE = 2
     NEW_FLOWS_SYN = 4
     ANNOUNCE = 8  # requests for the addresses in lb_vip are answered
-    POOLS_ALONE = 16  # of the agent, for other agents: no program asks
+    POOLS_ALONE = 16  # of the agent, for other agents: no program reads it
 
 
-FLOW4_SIZE, FLOW6_SIZE = 32, 64  # bytes an entry (docs/datapath.md has the words)
-SNAT4_SIZE, SNAT6_SIZE = 16, 32  # bytes a slot
-SPILL4_KEY, SPILL6_KEY, SPILL_VALUE = 16, 40, 16
-FLOW_WAYS = 4  # entries a bucket
+# Bytes of an entry, a slot, a spill entry; flow_layout.py has their words.
+FLOW4_SIZE, FLOW6_SIZE = (flow_layout.FLOW[family].size for family in Family)
+SNAT4_SIZE, SNAT6_SIZE = (flow_layout.SNAT[family].size for family in Family)
+SPILL4_KEY, SPILL6_KEY = (8 * flow_layout.SPILL_KEY_WORDS[family] for family in Family)
+SPILL_VALUE = flow_layout.SPILL_VALUE.size
+FLOW_WAYS = 4  # entries per bucket
 NEXTHOPS = 4096  # 12 bits in a flow entry; 0 = unknown
 SOCKETS = 1 << 15  # entries of lb4_sock and lb6_sock
 STREAMS = 1 << 15  # records of lb4_stream and lb6_stream
@@ -260,20 +265,20 @@ DEVICES = 1024  # positions of lb_device
 DIRECT_MARKS = 4096  # of lb_direct, u32 each
 DEVICE_PROBES = 4
 SERVICE_IDS = 1 << 16
-SERVICE_NONE = 0  # no frontend's id; of a flow whose frontend is the backend itself (bpf/include/program/direct.h)
+SERVICE_NONE = 0  # no frontend's id; for a flow whose frontend is the backend itself (bpf/include/program/direct.h)
 FILTER_BITS = 20  # positions of the prefilter
 FILTER_DST_BYTES = (1 << FILTER_BITS) // 4  # two bits: VIP; with it SNAT address, without it local backend
-FILTER_SRC_BYTES = (1 << FILTER_BITS) // 8  # one bit: local backend; its neighbour's: one of UDP
-# First lb_metrics index of service ids; backends follow. Index 0, of Reason.NONE, holds until which tick ages are right.
+FILTER_SRC_BYTES = (1 << FILTER_BITS) // 8  # one bit: local backend; the bit of its neighbour: UDP
+# First lb_metrics index of service ids; backends follow. Index 0, of Reason.NONE, holds the tick until which ages are valid.
 METRIC_SERVICE = 256
 METRIC_BACKEND = METRIC_SERVICE + SERVICE_IDS
-DIRECT_BYTES = 1 << 29  # of a map of one value, what a program reaches. Source: BPF_MAX_VAR_OFF, linux/bpf_verifier.h
+DIRECT_BYTES = 1 << 29  # of a map of one value that programs access. Source: BPF_MAX_VAR_OFF, linux/bpf_verifier.h
 SCRATCH_SIZE = 256
-DATAGRAM_SIZE = 1 << 14  # bytes of lb_datagram: what of a datagram waits while its first fragments are sent
-CALLS = 32  # tail call slots a context
-CALL_MAPS = ("lb_calls_xdp", "lb_calls_tc")  # one a context that has tail calls (bpf/hooks.py)
+DATAGRAM_SIZE = 1 << 14  # bytes of lb_datagram: the rest of a datagram while its first fragments are sent
+CALLS = 32  # tail call slots per context
+CALL_MAPS = ("lb_calls_xdp", "lb_calls_tc")  # one per context with tail calls (bpf/hooks.py)
 
-# What both families have, by family.
+# The maps of both families, by family.
 BACKEND = {Family.IPV4: LB4_BACKEND, Family.IPV6: LB6_BACKEND}
 PATH = {Family.IPV4: LB4_PATH, Family.IPV6: LB6_PATH}
 SOCK_KEY = {Family.IPV4: LB4_SOCK_KEY, Family.IPV6: LB6_SOCK_KEY}
@@ -284,5 +289,5 @@ LAYOUTS: tuple[Layout, ...] = tuple(value for value in list(globals().values()) 
 
 
 def device_position(ifindex: int, probe: int) -> int:
-    """Return the position in lb_device to look at in the n-th probe (0 .. DEVICE_PROBES - 1)."""
+    """Return the position in lb_device of the n-th probe (0 .. DEVICE_PROBES - 1)."""
     return (ifindex + probe) & (DEVICES - 1)

@@ -1,4 +1,4 @@
-"""LBMaps: what the rest of lbagent asks of the maps, whether the kernel holds them (kernel_maps.py) or Python (memory_maps.py)."""
+"""LBMaps: the interface to the maps, in the kernel (kernel_maps.py) or in Python (memory_maps.py)."""
 
 from __future__ import annotations
 
@@ -18,28 +18,26 @@ TrafficCounter = tuple[int, int]  # packets, bytes
 
 
 class PathInfo(Struct, frozen=True, gc=False):
-    """How packets reach a backend, as net/paths.py finds it: the part of a path record that is not the plan's."""
+    """How packets reach a backend, as net/paths.py finds it: the part of a path record that does not come from the plan."""
 
     snat: bytes = b""  # source address of translated flows, packed; empty: none of this family
-    nexthop: int = 0  # index into lb_nexthop; 0 = unknown, the program asks the FIB
-    mtu: int = 0  # bytes of the way out; 0 = unknown
+    nexthop: int = 0  # index into lb_nexthop; 0 = unknown, the program looks up the FIB
+    mtu: int = 0  # bytes of the egress path; 0 = unknown
     local: bool = False  # on this node: the client's address is kept
     host: bool = False  # the address is one of the node's own
     further: tuple[FurtherAddress, ...] = ()  # source addresses for flows that find no port of the first one
-    kept: frozenset[bytes] = (
-        frozenset()
-    )  # a path that has one of these source addresses keeps it, in the place of `snat`
+    kept: frozenset[bytes] = frozenset()  # a path that has one of these source addresses keeps it, instead of `snat`
     keeps_pod: bool = False  # on another node, and a pod of this node keeps its address towards it
 
 
-# Maps of one program generation: settings and tail calls. Made, filled and pinned with the programs (bpf/load/generation.py).
+# Maps of one program generation: settings and tail calls. Created, filled and pinned with the programs (bpf/load/generation.py).
 GENERATION_MAPS = ("lb_config", *CALL_MAPS)
 
 
 class LBMaps(Protocol):
-    """All maps of map_specs but GENERATION_MAPS. Keys and values are packed by layout.py; the key of an array map is its u32 index.
+    """All maps of map_specs except GENERATION_MAPS. layout.py packs keys and values; an array map's key is its u32 index.
 
-    Raises MapFull or KernelError; the error of a put has in `done` how many entries of the call are written.
+    Raises MapFull or KernelError; the error of a put has in `done` the number of written entries of the call.
     """
 
     sizes: Sizes
@@ -49,25 +47,25 @@ class LBMaps(Protocol):
         """Insert or replace entries, in order, by batch."""
 
     def put_batch(self, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
-        """Write entries start..stop of keys and values lying side by side: `put_many` without an object an entry."""
+        """Write entries start..stop of packed keys and values: `put_many` without an object per entry."""
 
     def delete_many(self, map_name: str, keys: Sequence[bytes]) -> None:
-        """Delete entries, in order, by batch; missing keys are fine."""
+        """Delete entries, in order, by batch; missing keys are ignored."""
 
     def get(self, map_name: str, key: bytes) -> bytes | None:
         """Return the value of a key."""
 
     def items(self, map_name: str) -> list[Item]:
-        """Return all entries; of an array those that are not all zero."""
+        """Return all entries; for an array those that are not all zero."""
 
     def batches(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
-        """Yield (keys side by side, values side by side, count): `items` without an object an entry, zeros included."""
+        """Yield (packed keys, packed values, count): `items` without an object per entry, zeros included."""
 
     def set_maglev(self, map_name: str, tables: Mapping[int, bytes]) -> None:
-        """Swap in whole lookup tables (u32 backend ids) by service id; equal tables may share one inner map."""
+        """Replace whole lookup tables (u32 backend ids) by service id; equal tables may share one inner map."""
 
     def delete_maglev(self, map_name: str, service_ids: Sequence[int]) -> None:
-        """Take tables away; missing ones are fine."""
+        """Remove tables; missing ones are ignored."""
 
     def maglev(self, map_name: str) -> dict[int, bytes]:
         """Return the lookup table of each service id; equal tables are one object."""
@@ -76,22 +74,22 @@ class LBMaps(Protocol):
         """Return the service ids that have a lookup table; no table is read."""
 
     def window(self, map_name: str, offset: int, length: int) -> AbstractContextManager[memoryview]:
-        """Map `length` bytes of a mmapable array; what is stored through it is in the map at once."""
+        """Map `length` bytes of a mmapable array; stores through it take effect in the map at once."""
 
     def store(self, map_name: str, words: Iterable[tuple[int, bytes]]) -> None:
-        """Store (offset, 8 bytes) words of a mmapable array in order, each by one aligned store no program sees torn."""
+        """Store (offset, 8 bytes) words of a mmapable array in order, each by one aligned store that no program sees torn."""
 
     def store_parts(self, map_name: str, offset: int, stride: int, parts: bytes, width: int) -> None:
-        """Store parts of `width` bytes that lie side by side at offset, offset + stride, ...: `store` without an object a word."""
+        """Store packed parts of `width` bytes at offset, offset + stride, ...: `store` without an object per word."""
 
     def counters(self, indexes: Sequence[int]) -> list[TrafficCounter]:
         """Return packets and bytes of lb_metrics indexes, summed over the CPUs."""
 
     def zero_counters(self, indexes: Sequence[int]) -> None:
-        """Set counters to zero: an id that another service or backend gets starts at nothing."""
+        """Set counters to zero: an id that another service or backend gets starts at zero."""
 
 
-# The option that sizes a map: what a MapFull tells the operator to raise.
+# The option that sizes a map, which a MapFull recommends to raise.
 SIZE_OPTION = {
     "lb4_service": "--max-service-slots",
     "lb6_service": "--max-service-slots",
@@ -127,7 +125,7 @@ def map_full(
     needed: int = 0,
     kept: str = "everything already written keeps serving",
 ) -> MapFull:
-    """Return the error of a map without room: which, how full, what to raise, what is kept. `errno` defaults to E2BIG."""
+    """Return the error of a full map: which, how full, what to raise, what is kept. `errno` defaults to E2BIG."""
     more = f", {needed} more needed" if needed else ""
     option = SIZE_OPTION.get(map_name, "")
     advice = f"raise {option}; " if option else ""

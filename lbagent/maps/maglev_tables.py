@@ -1,4 +1,4 @@
-"""Maglev tables in a map of maps: one inner map a distinct table, shared, swapped in whole.
+"""Maglev tables in a map of maps: one shared inner map per distinct table, replaced as a whole.
 
 An outer update waits for an RCU grace period (8-14 ms); a batch waits once for all of them, where the kernel has it (6.1).
 """
@@ -30,7 +30,7 @@ class MaglevTables:
         self._ids: dict[bytes, int] = {}  # digest of a table -> id of the inner map that held it
 
     def update(self, tables: Mapping[int, bytes]) -> None:
-        """Swap in a table for each service id. Raises OSError."""
+        """Replace a table for each service id. Raises OSError."""
         ids = list(tables)
         for start in range(0, len(ids), MAX_OPEN_TABLES):
             part = ids[start : start + MAX_OPEN_TABLES]
@@ -48,7 +48,7 @@ class MaglevTables:
 
     @contextlib.contextmanager
     def _open_inner(self, tables: set[bytes]) -> Iterator[dict[bytes, int]]:
-        """Yield a descriptor of a filled inner map for each table; the outer map keeps what it was given."""
+        """Yield a descriptor of a filled inner map for each table; the outer map keeps the inner maps alive."""
         fds: dict[bytes, int] = {}
         try:
             for table in tables:
@@ -60,7 +60,7 @@ class MaglevTables:
 
     def _inner_fd(self, table: bytes) -> int:
         digest = _digest(table)
-        with contextlib.suppress(OSError):  # gone with its last service
+        with contextlib.suppress(OSError):  # removed with its last service
             if digest in self._ids:
                 return bpf_map.map_fd_by_id(self._ids[digest])
         fd = create_map(self._inner)
@@ -73,7 +73,7 @@ class MaglevTables:
         return fd
 
     def delete(self, ids: Sequence[int]) -> None:
-        """Take tables away. Raises OSError."""
+        """Remove tables. Raises OSError."""
         for ident in ids:
             bpf_map.map_delete(self._outer, struct.pack("=I", ident))
 

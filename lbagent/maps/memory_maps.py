@@ -1,24 +1,23 @@
-"""MemoryMaps: LBMaps without a kernel, for dry runs and tests. FaultyMaps: errors and kills at any single write."""
+"""MemoryMaps: LBMaps without a kernel, for dry runs and tests."""
 
 from __future__ import annotations
 
 import errno
 import mmap
-import random
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from lbagent.errors import KernelError
 from lbagent.maps import mmap_window as windows
-from lbagent.maps.lbmaps import GENERATION_MAPS, Item, LBMaps, TrafficCounter, map_full
-from lbagent.maps.specs import F_MMAPABLE, MapSpec, MapType, Sizes, counter_row, map_specs
+from lbagent.maps.lbmaps import GENERATION_MAPS, Item, TrafficCounter, map_full
+from lbagent.maps.specs import F_MMAPABLE, MapSpec, MapType, Sizes, counter_stripe_bytes, map_specs
 
 _ARRAYS = (MapType.ARRAY, MapType.PERCPU_ARRAY)
 
 
 class MemoryMaps:
-    """LBMaps in this process. Limits and array semantics are the kernel's; LRU maps refuse where the kernel evicts."""
+    """LBMaps in this process. Limits and array semantics are the kernel's; a full LRU map raises where the kernel evicts."""
 
     def __init__(self, sizes: Sizes | None = None) -> None:
         self.sizes = sizes or Sizes()
@@ -43,11 +42,11 @@ class MemoryMaps:
             entries[key] = value
 
     def put_batch(self, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
-        """Write entries start..stop of keys and values lying side by side. Raises MapFull with `done`."""
+        """Write entries start..stop of packed keys and values. Raises MapFull with `done`."""
         self.put_many(map_name, unpack_items(self.specs[map_name], keys, values, start, stop))
 
     def delete_many(self, map_name: str, keys: Sequence[bytes]) -> None:
-        """Delete entries; missing keys are fine."""
+        """Delete entries; missing keys are ignored."""
         if self.specs[map_name].type in _ARRAYS:
             raise KernelError("delete", errno.EINVAL, map_name)
         for key in keys:
@@ -62,26 +61,26 @@ class MemoryMaps:
         return found
 
     def items(self, map_name: str) -> list[Item]:
-        """Return all entries; of an array those that are not all zero."""
+        """Return all entries; for an array those that are not all zero."""
         entries = self._entries[map_name].items()
         if self.specs[map_name].type in _ARRAYS:
             return sorted(item for item in entries if item[1].strip(b"\0"))
         return list(entries)
 
     def batches(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
-        """Yield (keys side by side, values side by side, count), of an array those that are not all zero."""
+        """Yield (packed keys, packed values, count), for an array those that are not all zero."""
         if found := self.items(map_name):
             yield b"".join([key for key, _ in found]), b"".join([value for _, value in found]), len(found)
 
     def set_maglev(self, map_name: str, tables: Mapping[int, bytes]) -> None:
-        """Swap in whole lookup tables by service id."""
+        """Replace whole lookup tables by service id."""
         if any(len(table) != 4 * self.sizes.maglev_size for table in tables.values()):
             raise ValueError(f"{map_name}: a table has {4 * self.sizes.maglev_size} bytes")
         shared = {table: table for table in self._tables[map_name].values()}
         self._tables[map_name].update({ident: shared.setdefault(table, table) for ident, table in tables.items()})
 
     def delete_maglev(self, map_name: str, service_ids: Sequence[int]) -> None:
-        """Take tables away; missing ones are fine."""
+        """Remove tables; missing ones are ignored."""
         for ident in service_ids:
             self._tables[map_name].pop(ident, None)
 
@@ -103,7 +102,7 @@ class MemoryMaps:
 
     @contextmanager
     def window(self, map_name: str, offset: int, length: int) -> Iterator[memoryview]:
-        """Show bytes of a mmapable array. Raises ValueError beyond it, KernelError on another map."""
+        """Map bytes of a mmapable array. Raises ValueError beyond it, KernelError on another map."""
         limit = self.specs[map_name].value_size
         if offset < 0 or length < 0 or offset + length > limit:
             raise ValueError(f"window {offset}+{length} is outside the {limit} bytes of {map_name}")
@@ -123,145 +122,15 @@ class MemoryMaps:
     def counters(self, indexes: Sequence[int]) -> list[TrafficCounter]:
         """Return packets and bytes of lb_metrics indexes."""
         with memoryview(self._array("lb_metrics")) as view:
-            return windows.counters(view, counter_row(self.sizes), indexes)
+            return windows.counters(view, counter_stripe_bytes(self.sizes), indexes)
 
     def zero_counters(self, indexes: Sequence[int]) -> None:
         """Set counters to zero."""
         with memoryview(self._array("lb_metrics")) as view:
-            windows.zero_counters(view, counter_row(self.sizes), indexes)
+            windows.zero_counters(view, counter_stripe_bytes(self.sizes), indexes)
 
 
 def unpack_items(spec: MapSpec, keys: bytes, values: bytes, start: int, stop: int) -> list[Item]:
-    """Return entries start..stop of keys and values lying side by side."""
+    """Return entries start..stop of packed keys and values."""
     k, v = spec.key_size, spec.value_size
     return [(bytes(keys[i * k : i * k + k]), bytes(values[i * v : i * v + v])) for i in range(start, stop)]
-
-
-class Killed(BaseException):
-    """The process ended here: what a FaultyMaps raises for SIGKILL, past every `except Exception`."""
-
-
-Fault = Callable[[int, str], None]  # number of the write from 0, map name
-
-
-class FaultyMaps:
-    """LBMaps over other LBMaps, taken apart into single writes, so that something can go wrong at each.
-
-    `before(n, map)` runs before write n: what it raises happens instead of the write, a KernelError as the kernel reports
-    it (entries before it stay, `done` says how many). `after(n, map)` runs when the write is done. Reads are never touched.
-    """
-
-    def __init__(self, maps: LBMaps, before: Fault | None = None, after: Fault | None = None) -> None:
-        self.inner = maps
-        self.sizes, self.specs = maps.sizes, maps.specs
-        self.before, self.after = before, after
-        self.writes = 0
-
-    @contextmanager
-    def _write(self, map_name: str, done: int = 0) -> Iterator[None]:
-        try:
-            if self.before:
-                self.before(self.writes, map_name)
-            yield
-        except KernelError as error:
-            error.done = done
-            raise
-        finally:
-            self.writes += 1
-        if self.after:
-            self.after(self.writes - 1, map_name)
-
-    def put_many(self, map_name: str, items: Sequence[Item]) -> None:
-        """Write entry by entry."""
-        for done, item in enumerate(items):
-            with self._write(map_name, done):
-                self.inner.put_many(map_name, [item])
-
-    def put_batch(self, map_name: str, keys: bytes, values: bytes, start: int, stop: int) -> None:
-        """Write entry by entry."""
-        self.put_many(map_name, unpack_items(self.specs[map_name], keys, values, start, stop))
-
-    def delete_many(self, map_name: str, keys: Sequence[bytes]) -> None:
-        """Delete entry by entry."""
-        for done, key in enumerate(keys):
-            with self._write(map_name, done):
-                self.inner.delete_many(map_name, [key])
-
-    def get(self, map_name: str, key: bytes) -> bytes | None:
-        """Read."""
-        return self.inner.get(map_name, key)
-
-    def items(self, map_name: str) -> list[Item]:
-        """Read."""
-        return self.inner.items(map_name)
-
-    def batches(self, map_name: str) -> Iterator[tuple[bytes, bytes, int]]:
-        """Read."""
-        return self.inner.batches(map_name)
-
-    def set_maglev(self, map_name: str, tables: Mapping[int, bytes]) -> None:
-        """Swap table by table."""
-        for done, (ident, table) in enumerate(tables.items()):
-            with self._write(map_name, done):
-                self.inner.set_maglev(map_name, {ident: table})
-
-    def delete_maglev(self, map_name: str, service_ids: Sequence[int]) -> None:
-        """Delete table by table."""
-        for done, ident in enumerate(service_ids):
-            with self._write(map_name, done):
-                self.inner.delete_maglev(map_name, [ident])
-
-    def maglev(self, map_name: str) -> dict[int, bytes]:
-        """Read."""
-        return self.inner.maglev(map_name)
-
-    def maglev_ids(self, map_name: str) -> set[int]:
-        """Read."""
-        return self.inner.maglev_ids(map_name)
-
-    def window(self, map_name: str, offset: int, length: int) -> AbstractContextManager[memoryview]:
-        """Read, or write past the faults."""
-        return self.inner.window(map_name, offset, length)
-
-    def store(self, map_name: str, words: Iterable[tuple[int, bytes]]) -> None:
-        """Store word by word."""
-        for done, word in enumerate(words):
-            with self._write(map_name, done):
-                self.inner.store(map_name, [word])
-
-    def store_parts(self, map_name: str, offset: int, stride: int, parts: bytes, width: int) -> None:
-        """Store word by word."""
-        each = ((part, at) for part in range(len(parts) // width) for at in range(0, width, 8))
-        words = ((offset + part * stride + at, parts[part * width + at :][:8]) for part, at in each)
-        self.store(map_name, words)
-
-    def counters(self, indexes: Sequence[int]) -> list[TrafficCounter]:
-        """Read."""
-        return self.inner.counters(indexes)
-
-    def zero_counters(self, indexes: Sequence[int]) -> None:
-        """Write counter by counter."""
-        for done, index in enumerate(indexes):
-            with self._write("lb_metrics", done):
-                self.inner.zero_counters([index])
-
-
-def fail_at(number: int, error: BaseException) -> Fault:
-    """Return a `before` hook that raises at one write: a KernelError, a MapFull, Killed()."""
-
-    def before(n: int, _: str) -> None:
-        if n == number:
-            raise error
-
-    return before
-
-
-def fail_often(probability: float, seed: int) -> Fault:
-    """Return a `before` hook that fails writes at random, the same ones for the same seed."""
-    rng = random.Random(seed)
-
-    def before(_: int, map_name: str) -> None:
-        if rng.random() < probability:
-            raise KernelError("update", errno.ENOMEM, map_name)
-
-    return before

@@ -1,4 +1,4 @@
-"""Windows over mmapable array maps: part of an array's memory in ours, so that a store is a write without a syscall.
+"""Windows over mmapable array maps: part of an array mapped into memory, so that a store is a write without a syscall.
 
 Windows, not whole maps: a mapped page counts as resident memory of the agent.
 """
@@ -14,14 +14,14 @@ from itertools import chain
 PAGE = mmap.ALLOCATIONGRANULARITY
 SPAN_BYTES = 1 << 20  # bytes mapped at a time while storing
 COUNTER_BYTES = 16  # bytes of packets and bytes in lb_metrics
-DENSE_FACTOR = 4  # counters of which not less than a fourth is asked for are read all at once
+DENSE_FACTOR = 4  # counters are all read at once when at least a fourth of them is requested
 
 
 @contextmanager
 def window(fd: int, offset: int, length: int, limit: int) -> Iterator[memoryview]:
     """Map bytes offset..offset+length of the array behind fd, whose value has `limit` bytes, readable and writable.
 
-    The memory goes when the last view of it goes. Raises ValueError beyond the array, OSError from mmap.
+    The memory is released with its last view. Raises ValueError beyond the array, OSError from mmap.
     """
     if offset < 0 or length < 0 or offset + length > limit:
         raise ValueError(f"window {offset}+{length} is outside the {limit} bytes of the map")
@@ -67,7 +67,7 @@ def store(fd: int, words: Iterable[tuple[int, bytes]], limit: int) -> int:
 def _while_inside(
     words: Iterable[tuple[int, bytes]], base: int, held: list[tuple[int, bytes]]
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield words as long as they lie in the span from `base`; the first one outside goes to `held`."""
+    """Yield words while they are in the span from `base`; the first one outside goes to `held`."""
     for word in words:
         if not base <= word[0] < base + SPAN_BYTES:
             held.append(word)
@@ -86,7 +86,7 @@ def store_words(view: memoryview, base: int, words: Iterable[tuple[int, bytes]])
 
 
 def store_parts(fd: int, offset: int, stride: int, parts: bytes, width: int, limit: int) -> None:
-    """Store parts of `width` bytes, side by side here, at offset, offset + stride, ...: each 8-byte word by one machine store."""
+    """Store packed parts of `width` bytes at offset, offset + stride, ...: each 8-byte word by one machine store."""
     at_once = max(SPAN_BYTES // stride, 1)
     for first in range(0, len(parts) // width, at_once):
         piece = parts[first * width : (first + at_once) * width]
@@ -96,14 +96,15 @@ def store_parts(fd: int, offset: int, stride: int, parts: bytes, width: int, lim
 
 
 def parts_span(parts: bytes, stride: int, width: int) -> int:
-    """Return how many bytes there are from the first part's first to the last part's last."""
+    """Return the number of bytes from the start of the first part to the end of the last one."""
     return (len(parts) // width - 1) * stride + width
 
 
 def store_parts_in(view: memoryview, stride: int, parts: bytes, width: int) -> None:
     """Store parts through a view of their span.
 
-    Python copies a slice with a step item by item, which are 8 bytes here; one without would be copied as a whole, in any pieces.
+    Python copies a slice with a step item by item, which are 8 bytes here; a slice without a step would be copied as a whole, in
+    any pieces.
     """
     if stride <= 8:
         raise ValueError(f"words {stride} bytes apart are not stored one by one")
@@ -113,7 +114,7 @@ def store_parts_in(view: memoryview, stride: int, parts: bytes, width: int) -> N
 
 
 def counters(view: memoryview, row: int, indexes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return packets and bytes by index, summed over the rows of `row` bytes that make up lb_metrics."""
+    """Return packets and bytes by index, summed over the records of `row` bytes in lb_metrics."""
     if not indexes:
         return []
     first, count = min(indexes), max(indexes) - min(indexes) + 1
@@ -128,7 +129,7 @@ def counters(view: memoryview, row: int, indexes: Sequence[int]) -> list[tuple[i
 
 
 def zero_counters(view: memoryview, row: int, indexes: Iterable[int]) -> None:
-    """Set packets and bytes of these indexes to 0 in every row; neighbours at once, as there may be a hundred rows."""
+    """Set packets and bytes of these indexes to 0 in every record; neighbours at once, as there may be a hundred records."""
     for first, end in _runs(indexes):
         zero = bytes(COUNTER_BYTES * (end - first))
         for at in range(0, len(view), row):
@@ -136,9 +137,9 @@ def zero_counters(view: memoryview, row: int, indexes: Iterable[int]) -> None:
 
 
 def store_zero_counters(fd: int, row: int, indexes: Iterable[int], limit: int) -> None:
-    """Do what `zero_counters` does in the map behind fd: of each row only the pages of these indexes are mapped.
+    """Do the same as `zero_counters` in the map behind fd: in each record only the pages of these indexes are mapped.
 
-    A lone change zeroes one counter; to map all of them, some MiB a row, takes longer than the change.
+    A lone change zeroes one counter; mapping all of them, some MiB per record, takes longer than the change.
     """
     near: list[list[tuple[int, int]]] = []
     for run in _runs(indexes):
@@ -156,7 +157,7 @@ def store_zero_counters(fd: int, row: int, indexes: Iterable[int], limit: int) -
 
 
 def _runs(indexes: Iterable[int]) -> list[tuple[int, int]]:
-    """Return (first, behind the last) of indexes that follow each other."""
+    """Return (first, last + 1) of consecutive indexes."""
     runs: list[tuple[int, int]] = []
     for index in sorted(indexes):
         if runs and index <= runs[-1][1]:

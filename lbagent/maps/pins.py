@@ -1,4 +1,4 @@
-"""The pin directory: where it is, what is in it, and that a pinned map is exactly what layout.py says."""
+"""The pin directory: its place, its contents, and the check that a pinned map is exactly as in layout.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from lbagent.errors import LayoutMismatch, NotFound
 from lbagent.kernel import bpf_map, bpfsys
 from lbagent.kernel.bpffs import ensure_bpffs, pin
 from lbagent.kernel.kernel_error import kernel_errors
-from lbagent.maps.layout import FLOW4_SIZE, FLOW6_SIZE, LB4_PATH, SCHEMA, SNAT4_SIZE, SNAT6_SIZE
+from lbagent.maps.flow_layout import FLOW_LAYOUT
+from lbagent.maps.layout import FLOW4_SIZE, FLOW6_SIZE, HOST_ORDER, LB4_PATH, LB_CONFIG, SCHEMA, SNAT4_SIZE, SNAT6_SIZE
 from lbagent.maps.lbmaps import GENERATION_MAPS
 from lbagent.maps.specs import RETIRED_MAPS, MapSpec, MapType, Sizes, maglev_inner, map_specs
 
@@ -21,7 +22,7 @@ def pin_dir(bpffs: str | Path) -> Path:
 
 
 def ensure_pin_dir(bpffs: str | Path) -> bool:
-    """Make the pin directory, mounting a bpf file system first where there is none; return whether one was mounted.
+    """Create the pin directory, and mount a bpf file system first where there is none; return whether one was mounted.
 
     Raises ConfigError, KernelError.
     """
@@ -33,14 +34,14 @@ def ensure_pin_dir(bpffs: str | Path) -> bool:
 
 
 def all_specs(sizes: Sizes) -> dict[str, MapSpec]:
-    """Return what is pinned: map_specs, and the template of the Maglev tables (no map of maps tells its inner size)."""
+    """Return the specs of pinned maps: map_specs, and the Maglev tables' template (a map of maps has no inner size)."""
     inner = maglev_inner(sizes)
     shared = {name: spec for name, spec in map_specs(sizes).items() if name not in GENERATION_MAPS}
     return {inner.name: inner} | shared
 
 
 def check_map(fd: int, spec: MapSpec, path: Path) -> None:
-    """Compare a pinned map with its spec. Raises LayoutMismatch naming map, both values and what to do."""
+    """Compare a pinned map with its spec. Raises LayoutMismatch with map, both values and what to do."""
     info = bpf_map.map_info(fd)
     wanted = {
         "type": int(spec.type),
@@ -64,11 +65,37 @@ def check_map(fd: int, spec: MapSpec, path: Path) -> None:
         )
 
 
-_ADDED_FLAGS = 1 << 6 | 1 << 11  # zero seed, preserve elements: may be set by the kernel, change no record
+def check_flow_layout(bpffs: str | Path) -> None:
+    """Refuse flow tables with another layout than flow_layout.py. Raises LayoutMismatch, KernelError.
+
+    The settings of the programs in force have the number. Versions that did not write it had layout 1; without programs there
+    are no flows.
+    """
+    path = pin_dir(bpffs) / "lb_config"
+    with kernel_errors("open", str(path)):
+        try:
+            fd = bpfsys.obj_get(str(path))
+        except FileNotFoundError:
+            return
+    try:
+        with kernel_errors("read", str(path)):
+            record = bpf_map.map_lookup(fd, bytes(4), bpf_map.map_info(fd).value_size) or b""
+    finally:
+        os.close(fd)
+    found = int.from_bytes(record[_FLOW_LAYOUT_AT : _FLOW_LAYOUT_AT + 8], HOST_ORDER) or 1
+    if found != FLOW_LAYOUT:
+        raise LayoutMismatch(
+            f"the flow tables pinned under {pin_dir(bpffs)} have layout {found}, this lbagent has layout {FLOW_LAYOUT}: nothing"
+            " was changed; use the version that made them, or run `lbagent cleanup` first (established connections are lost)"
+        )
+
+
+_FLOW_LAYOUT_AT = LB_CONFIG.offsets()["flow_layout"]
+_ADDED_FLAGS = 1 << 6 | 1 << 11  # zero seed, preserve elements: the kernel may set them, they change no record
 
 
 def open_pins(bpffs: str | Path, specs: dict[str, MapSpec]) -> dict[str, int]:
-    """Open every spec's pin that exists, each checked; on a mismatch none stays open. Raises LayoutMismatch, KernelError."""
+    """Open and check the existing pin of every spec; on a mismatch none stays open. Raises LayoutMismatch, KernelError."""
     fds: dict[str, int] = {}
     try:
         for name, spec in specs.items():
@@ -97,12 +124,12 @@ def create_pins(bpffs: str | Path, specs: dict[str, MapSpec], fds: dict[str, int
     if missing and missing[0].name == "lb_maglev_inner":  # the template of the maps of maps
         create(missing.pop(0))
     slowest_first = sorted(missing, key=lambda spec: (spec.type is not MapType.PERCPU_ARRAY, -spec.max_entries))
-    with ThreadPoolExecutor(os.cpu_count(), "maps") as pool:  # 100 MiB to be zeroed
+    with ThreadPoolExecutor(os.cpu_count(), "maps") as pool:  # up to 100 MiB to be zeroed
         list(pool.map(create, slowest_first))
 
 
 def remove_retired(bpffs: str | Path) -> None:
-    """Take the pins of maps away that an earlier version had and no program of this one or that one writes. Raises KernelError."""
+    """Remove the pins of maps of an earlier version that no program of this or that version writes. Raises KernelError."""
     for name in RETIRED_MAPS:
         path = pin_dir(bpffs) / name
         with kernel_errors("remove", str(path)):
@@ -125,7 +152,7 @@ def close_all(fds: dict[str, int]) -> None:
 
 
 def pinned_sizes(bpffs: str | Path, before: Path | None = None) -> Sizes:
-    """Return the sizes the pinned maps were made with; a pin under `before` counts more than the one of its name.
+    """Return the sizes of the pinned maps; a pin under `before` takes precedence over the one of its name.
 
     Raises NotFound where there are none, KernelError.
     """

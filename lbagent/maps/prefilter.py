@@ -1,4 +1,4 @@
-"""The prefilter: which bits of lb_filter stand for an address. Pure.
+"""The prefilter: the bits of lb_filter for an address. Pure.
 
 A bit is a number, counted from the start of the map in little-endian words.
 """
@@ -14,14 +14,14 @@ from lbagent.maps.layout import FILTER_BITS, FILTER_DST_BYTES
 
 _U64 = (1 << 64) - 1
 _FACTOR4 = 0x9E3779B1
-_SOURCES = FILTER_DST_BYTES * 8  # where the bits of sources begin
+_SOURCES = FILTER_DST_BYTES * 8  # offset of the bits of sources
 
 
 def filter_position(address: bytes) -> int:
     """Return the prefilter position of an IPv4 (4 bytes) or IPv6 (16) address; the same sum as `prefilter_position` in C.
 
-    The address is taken as the little-endian words the kernel loads. IPv6 addresses of one plan differ in few bits of their
-    halves (fd00:96::5, fd00:244::7): the halves are mixed by multiplication, as xor would lay prefixes over each other.
+    The address is read as the little-endian words that the kernel loads. IPv6 addresses of one plan differ in few bits of their
+    halves (fd00:96::5, fd00:244::7): the halves are mixed by multiplication, as xor would make prefixes collide.
     """
     if len(address) == 16:
         high, low = struct.unpack("<2Q", address)
@@ -33,9 +33,9 @@ def filter_position(address: bytes) -> int:
 
 
 def filter_positions(records: bytes | bytearray, record: int, width: int, *, once: bool = False) -> list[int]:
-    """Return the positions of the addresses, `width` bytes each, with which records that lie side by side begin.
+    """Return the positions of the addresses, `width` bytes each, at the start of packed records.
 
-    `once`: an address counts once, however many records have it, and the order is any.
+    `once`: each address once, however many records have it, in any order.
     """
     if width != 4 or record % 4:
         each: Iterable[bytes] = (bytes(records[at : at + width]) for at in range(0, len(records), record))
@@ -57,7 +57,7 @@ def snat_bits(address: bytes) -> tuple[int, int]:
 
 
 def direct_bit(address: bytes) -> int:
-    """Return the bit that without `vip_bit` says "a local backend itself"."""
+    """Return the bit that without `vip_bit` means "a local backend itself"."""
     return direct_bits((filter_position(address),))[0]
 
 
@@ -77,7 +77,7 @@ def source_bits(positions: Sequence[int]) -> list[int]:
 
 
 def datagram_bit(address: bytes) -> int:
-    """Return the bit that with `direct_bit` says "a local backend of UDP": its neighbour as a source."""
+    """Return the bit that with `direct_bit` means "a local backend of UDP": the source bit of its neighbour."""
     return datagram_bits((filter_position(address),))[0]
 
 

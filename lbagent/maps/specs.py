@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum, auto
+from functools import cache
 
 from lbagent.kernel.cpus import possible_cpus
 from lbagent.maps.layout import (
@@ -83,9 +85,20 @@ F_RDONLY_PROG = 1 << 7
 F_MMAPABLE = 1 << 10
 
 
+class MapRole(Enum):
+    """What plans keep in a map; both families have a map of most roles."""
+
+    SERVICE = auto()  # slots of frontends
+    BACKEND = auto()
+    REVERSE_NAT = auto()  # by service id
+    AFFINITY_MATCH = auto()
+    SOURCE_RANGE = auto()
+    MAGLEV = auto()  # by service id
+
+
 @dataclass(frozen=True)
 class MapSpec:
-    """What a map must be. `records` > 1 with one entry means an array of records inside one value (direct pointer)."""
+    """What a map must be. `role`: what a plan puts there; None for a map without entries that plans add and delete."""
 
     name: str
     type: MapType
@@ -93,6 +106,7 @@ class MapSpec:
     value_size: int
     max_entries: int
     flags: int = 0
+    role: MapRole | None = None
 
 
 @dataclass(frozen=True)
@@ -112,33 +126,51 @@ class Sizes:
     maglev_size: int = 16381  # prime
 
 
-def counter_row(sizes: Sizes) -> int:
+def counter_stripe_bytes(sizes: Sizes) -> int:
     """Return the bytes of one CPU's counters in lb_metrics."""
     return (METRIC_BACKEND + sizes.backends) * LB_COUNTER.size
 
 
-def counter_rows(sizes: Sizes) -> int:
-    """Return how many rows lb_metrics has: one a CPU, as many as a direct pointer reaches. Further CPUs share the first row."""
-    return min(possible_cpus(), DIRECT_BYTES // counter_row(sizes))
+def counter_stripes(sizes: Sizes) -> int:
+    """Return how many stripes lb_metrics has: one a CPU, as many as a direct pointer reaches. The other CPUs share the first."""
+    return min(possible_cpus(), DIRECT_BYTES // counter_stripe_bytes(sizes))
 
 
 def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
     """Return every pinned map by name, for these sizes."""
-    t, s = MapType, sizes
+    t, s, r = MapType, sizes, MapRole
     specs = [
-        MapSpec("lb4_service", t.HASH, LB4_KEY.size, LB_SERVICE.size, s.services, F_NO_PREALLOC),
-        MapSpec("lb6_service", t.HASH, LB6_KEY.size, LB_SERVICE.size, s.services, F_NO_PREALLOC),
-        MapSpec("lb4_backend", t.HASH, 4, LB4_BACKEND.size, s.backends, F_NO_PREALLOC),
-        MapSpec("lb6_backend", t.HASH, 4, LB6_BACKEND.size, s.backends, F_NO_PREALLOC),
-        MapSpec("lb4_reverse_nat", t.ARRAY, 4, LB4_REVERSE_NAT.size, SERVICE_IDS),
-        MapSpec("lb6_reverse_nat", t.ARRAY, 4, LB6_REVERSE_NAT.size, SERVICE_IDS),
+        MapSpec("lb4_service", t.HASH, LB4_KEY.size, LB_SERVICE.size, s.services, F_NO_PREALLOC, role=r.SERVICE),
+        MapSpec("lb6_service", t.HASH, LB6_KEY.size, LB_SERVICE.size, s.services, F_NO_PREALLOC, role=r.SERVICE),
+        MapSpec("lb4_backend", t.HASH, 4, LB4_BACKEND.size, s.backends, F_NO_PREALLOC, role=r.BACKEND),
+        MapSpec("lb6_backend", t.HASH, 4, LB6_BACKEND.size, s.backends, F_NO_PREALLOC, role=r.BACKEND),
+        MapSpec("lb4_reverse_nat", t.ARRAY, 4, LB4_REVERSE_NAT.size, SERVICE_IDS, role=r.REVERSE_NAT),
+        MapSpec("lb6_reverse_nat", t.ARRAY, 4, LB6_REVERSE_NAT.size, SERVICE_IDS, role=r.REVERSE_NAT),
         MapSpec("lb4_affinity", t.LRU_HASH, LB4_AFFINITY_KEY.size, LB_AFFINITY_VALUE.size, s.affinity),
         MapSpec("lb6_affinity", t.LRU_HASH, LB6_AFFINITY_KEY.size, LB_AFFINITY_VALUE.size, s.affinity),
-        MapSpec("lb_affinity_match", t.HASH, LB_AFFINITY_MATCH.size, 1, s.services, F_NO_PREALLOC),
-        MapSpec("lb4_source_range", t.LPM_TRIE, LB4_SOURCE_RANGE_KEY.size, 1, s.source_ranges, F_NO_PREALLOC),
-        MapSpec("lb6_source_range", t.LPM_TRIE, LB6_SOURCE_RANGE_KEY.size, 1, s.source_ranges, F_NO_PREALLOC),
-        MapSpec("lb4_maglev", t.HASH_OF_MAPS, 4, 4, SERVICE_IDS, F_NO_PREALLOC),
-        MapSpec("lb6_maglev", t.HASH_OF_MAPS, 4, 4, SERVICE_IDS, F_NO_PREALLOC),
+        MapSpec(
+            "lb_affinity_match", t.HASH, LB_AFFINITY_MATCH.size, 1, s.services, F_NO_PREALLOC, role=r.AFFINITY_MATCH
+        ),
+        MapSpec(
+            "lb4_source_range",
+            t.LPM_TRIE,
+            LB4_SOURCE_RANGE_KEY.size,
+            1,
+            s.source_ranges,
+            F_NO_PREALLOC,
+            role=r.SOURCE_RANGE,
+        ),
+        MapSpec(
+            "lb6_source_range",
+            t.LPM_TRIE,
+            LB6_SOURCE_RANGE_KEY.size,
+            1,
+            s.source_ranges,
+            F_NO_PREALLOC,
+            role=r.SOURCE_RANGE,
+        ),
+        MapSpec("lb4_maglev", t.HASH_OF_MAPS, 4, 4, SERVICE_IDS, F_NO_PREALLOC, role=r.MAGLEV),
+        MapSpec("lb6_maglev", t.HASH_OF_MAPS, 4, 4, SERVICE_IDS, F_NO_PREALLOC, role=r.MAGLEV),
         MapSpec("lb4_frag", t.LRU_HASH, LB4_FRAG_KEY.size, LB_FRAG_VALUE.size, s.fragments),
         MapSpec("lb6_frag", t.LRU_HASH, LB6_FRAG_KEY.size, LB_FRAG_VALUE.size, s.fragments),
         MapSpec("lb4_flow", t.ARRAY, 4, s.flow4 * FLOW4_SIZE, 1, F_MMAPABLE),
@@ -155,7 +187,7 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb_device", t.ARRAY, 4, DEVICES * LB_DEVICE.size, 1, F_MMAPABLE),
         MapSpec("lb_direct", t.ARRAY, 4, DIRECT_MARKS * 4, 1, F_MMAPABLE),
         MapSpec("lb_live", t.ARRAY, 4, 2 * s.backends * 4, 1, F_MMAPABLE),  # two halves of u32 live flows a backend id
-        MapSpec("lb_metrics", t.ARRAY, 4, counter_rows(s) * counter_row(s), 1, F_MMAPABLE),
+        MapSpec("lb_metrics", t.ARRAY, 4, counter_stripes(s) * counter_stripe_bytes(s), 1, F_MMAPABLE),
         MapSpec("lb_scratch", t.PERCPU_ARRAY, 4, SCRATCH_SIZE, 1),
         MapSpec("lb_ratelimit", t.PERCPU_ARRAY, 4, 16, 1),
         MapSpec("lb_datagram", t.PERCPU_ARRAY, 4, DATAGRAM_SIZE, 1),
@@ -171,6 +203,12 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         *(MapSpec(name, t.PROG_ARRAY, 4, 4, CALLS) for name in CALL_MAPS),
     ]
     return {spec.name: spec for spec in specs}
+
+
+@cache
+def roles() -> Mapping[str, MapRole]:
+    """Return the role of each map that has one, by name."""
+    return {spec.name: spec.role for spec in map_specs().values() if spec.role is not None}
 
 
 def maglev_inner(sizes: Sizes = Sizes()) -> MapSpec:

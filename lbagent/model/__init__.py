@@ -1,6 +1,6 @@
 """The model: addresses, backends, services, flags, states, ids, Maglev tables. Pure and immutable; no I/O, no clock.
 
-Everything a user of the model needs is here under one name; the modules below say where each rule lives.
+Import the names below; the modules hold the rules. Kubernetes objects are not here (`objects`), nor bytes in maps (`maps`).
 """
 
 from lbagent.errors import InvalidTransition

@@ -1,4 +1,4 @@
-"""Addresses: IP texts and bytes, L4 protocols, scopes, and the L3n4Addr every map key is made of.
+"""Addresses: IP texts and bytes, L4 protocols, scopes, and the L3n4Addr in every map key.
 
 Addresses are packed bytes (4 or 16), ports are ints in host order; text exists only at the edges.
 Source: cilium pkg/loadbalancer (behaviour); the protocol is part of every key and of `hash_key`.
@@ -13,18 +13,19 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
+from lbagent.mapped_address import unmapped
 from lbagent.model.family import Family
 
 
 class L4Type(StrEnum):
-    """A transport protocol. NONE is "any protocol": the wildcard row of a ClusterIP address."""
+    """A transport protocol. NONE is "any protocol": the wildcard entry of a ClusterIP address."""
 
     NONE = "NONE"
     TCP = "TCP"
     UDP = "UDP"
     SCTP = "SCTP"
 
-    # Enum's own __hash__ is a Python function: it would double the price of every L3n4Addr used as a dict key.
+    # Enum's own __hash__ is a Python function: it would double the cost of every L3n4Addr as a dict key.
     __hash__ = str.__hash__
 
     @property
@@ -39,7 +40,7 @@ class L4Type(StrEnum):
 
     @classmethod
     def from_number(cls, number: int) -> L4Type:
-        """Return the protocol of an IP header number; NONE for one that is not balanced."""
+        """Return the protocol of an IP header number; NONE for an unsupported one."""
         return _BY_NUMBER.get(number, cls.NONE)
 
     @classmethod
@@ -58,7 +59,7 @@ ALL_PROTOCOLS = (L4Type.TCP, L4Type.UDP, L4Type.SCTP)
 
 
 class Scope(IntEnum):
-    """Which sources a frontend row is for: outside the node, or pods and the node itself."""
+    """The sources that a frontend entry is for: outside the node, or pods and the node itself."""
 
     EXTERNAL = 0
     INTERNAL = 1
@@ -69,8 +70,8 @@ class Scope(IntEnum):
 def parse_ip(text: str) -> bytes:
     """Return the packed address of an IPv4 or IPv6 text. Raises ValueError.
 
-    Lenient where stored Kubernetes objects are sloppy (KEP-4858): leading zeros of IPv4 bytes are decimal, an IPv4-mapped
-    IPv6 address is the IPv4 address.
+    Lenient as Kubernetes is for stored objects (KEP-4858): leading zeros of IPv4 bytes are decimal, an IPv4-mapped IPv6 address
+    is the IPv4 address.
     """
     if ":" not in text:
         return _parse_ipv4(text)
@@ -80,16 +81,13 @@ def parse_ip(text: str) -> bytes:
         packed = IPv6Address(text).packed
     except ValueError:
         raise ValueError(f"{text!r} is not an IP address") from None
-    return packed[12:] if packed.startswith(_MAPPED) else packed
-
-
-_MAPPED = bytes(10) + b"\xff\xff"  # ::ffff:0:0/96
+    return unmapped(packed)
 
 
 def _parse_ipv4(text: str) -> bytes:
     parts = text.split(".")
     try:
-        # isdecimal, because int() takes " 1", "+1" and "1_0" as well; isascii, because it takes other scripts' digits
+        # isdecimal, because int() accepts " 1", "+1" and "1_0", too; isascii, because it accepts digits of other scripts
         if len(parts) == 4 and text.isascii() and all(map(str.isdecimal, parts)):
             return bytes(map(int, parts))
     except ValueError:
@@ -130,7 +128,7 @@ class L4Addr(Struct, frozen=True, gc=False):
 class L3n4Addr(Struct, frozen=True, gc=False):
     """An address, port, protocol and scope: a frontend or a backend. Usable as a dict key; hashing is C code.
 
-    A text or an `ipaddress` object as address, and a word as protocol, are taken and kept as bytes and L4Type.
+    A text or an `ipaddress` object as address, and a word as protocol, are accepted and converted to bytes and L4Type.
     """
 
     address: bytes
@@ -140,13 +138,15 @@ class L3n4Addr(Struct, frozen=True, gc=False):
     cluster_id: int = 0
 
     def __post_init__(self) -> None:
-        """Take what a caller at the edge has in hand: two equal addresses must be equal keys. Raises ValueError."""
+        """Convert the types of callers at the edge: two equal addresses must be equal keys. Raises ValueError."""
         if type(self.address) is not bytes:
             force_setattr(self, "address", parse_ip(str(self.address)))
         if type(self.protocol) is not L4Type:
             force_setattr(self, "protocol", L4Type.parse(self.protocol))
         if self.port >> 16 or len(self.address) not in _ADDRESS_BYTES:  # also a negative port
-            raise ValueError(f"{self.address!r}, port {self.port}: 4 or 16 bytes and a port of 0-65535 make an address")
+            raise ValueError(
+                f"{self.address!r}, port {self.port}: an address needs 4 or 16 bytes and a port of 0-65535"
+            )
 
     @property
     def family(self) -> Family:
@@ -189,6 +189,10 @@ class L3n4Addr(Struct, frozen=True, gc=False):
         """Return `IP:Port/PROTO[/i]`."""
         return self._format(f"/{self.protocol.value}")
 
+    def map_text(self) -> str:
+        """Return `IP:Port/PROTO[/i]` as `map dump` writes it: ANY for any protocol."""
+        return self._format(f"/{self.protocol.map_text}")
+
     def hash_key(self) -> bytes:
         """Return bytes that differ for each (address, cluster, port, protocol, scope): 12 for IPv4, 24 for IPv6."""
         return (
@@ -224,7 +228,7 @@ class L3n4Addr(Struct, frozen=True, gc=False):
             raise ValueError("too many parts after the port")
         host, colon, port = head.rpartition(":")
         if not colon:
-            parse_ip(head)  # a text that is no address either lacks more than a port
+            parse_ip(head)  # a text that is no address has a worse problem than a missing port
             raise ValueError("the port is missing")
         bracketed = host.startswith("[") and host.endswith("]")
         if bracketed != (":" in host):

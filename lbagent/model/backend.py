@@ -1,4 +1,4 @@
-"""Backends, their states, and which state may follow which.
+"""Backends, their states, and the allowed transitions.
 
 Source: cilium pkg/loadbalancer (behaviour), with one difference: a backend in maintenance whose pod Kubernetes terminates
 may become terminating, or it could never be removed gracefully.
@@ -19,14 +19,14 @@ DEFAULT_BACKEND_WEIGHT = 100
 
 
 class UnknownState(ConfigError, ValueError):
-    """A word that names no backend state."""
+    """A word that is no backend state."""
 
 
 class BackendState(IntEnum):
-    """What a backend may do. The numbers 0-3 are the BPF flags; the lower, the more alive."""
+    """The state of a backend. The numbers 0-3 are the BPF flags; a lower number is more alive."""
 
     ACTIVE = 0  # takes new flows
-    TERMINATING = 1  # Kubernetes takes it away: keeps its flows; new ones only when no backend is active
+    TERMINATING = 1  # Kubernetes removes it: keeps its flows; new ones only when no backend is active
     QUARANTINED = 2  # a health check failed: no new flows, still checked
     MAINTENANCE = 3  # set by the operator, or weight 0: no new flows, not checked, no slot
     INVALID = 4  # reports an error; never written to a map
@@ -35,7 +35,7 @@ class BackendState(IntEnum):
 
     @property
     def text(self) -> str:
-        """The word of the command line, maps dump and API; '' for INVALID."""
+        """The word of the command line, map dump and API; '' for INVALID."""
         return "" if self is BackendState.INVALID else self.name.lower()
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class BackendState(IntEnum):
 
     @classmethod
     def is_valid(cls, text: str) -> bool:
-        """Return whether `parse` takes the word; '' is taken."""
+        """Return whether `parse` accepts the word; it accepts ''."""
         try:
             cls.parse(text)
         except UnknownState:
@@ -67,7 +67,7 @@ class BackendState(IntEnum):
         return True
 
     def to_flags(self) -> int:
-        """Return the `flags` byte of a backend row. Raises ValueError for INVALID, which no row may hold."""
+        """Return the `flags` byte of a backend entry. Raises ValueError for INVALID, which no entry may hold."""
         if self is BackendState.INVALID:
             raise ValueError("an invalid backend state has no flags")
         return int(self)
@@ -78,7 +78,7 @@ class BackendState(IntEnum):
         return cls(flags) if 0 <= flags <= 3 else cls.ACTIVE
 
     def can_become(self, new: BackendState) -> bool:
-        """Return whether `new` may follow; a state may always stay what it is."""
+        """Return whether `new` may follow; every state may stay unchanged."""
         return new is self or new in _TRANSITIONS[self]
 
 
@@ -93,17 +93,17 @@ _TRANSITIONS: dict[BackendState, frozenset[BackendState]] = {
 
 
 def is_valid_backend_state(text: str) -> bool:
-    """Return whether `BackendState.parse` takes the word."""
+    """Return whether `BackendState.parse` accepts the word."""
     return BackendState.is_valid(text)
 
 
 def is_valid_state_transition(old: BackendState, new: BackendState) -> bool:
-    """Return whether a backend in `old` may go to `new`."""
+    """Return whether a backend in `old` may change to `new`."""
     return old.can_become(new)
 
 
 class _Identified(Struct, frozen=True, gc=False):
-    """The fields of a Backend that may be given by position."""
+    """The fields of a Backend that are allowed as positional arguments."""
 
     id: int = 0
     address: L3n4Addr = L3n4Addr(bytes(4), 0)
@@ -121,7 +121,7 @@ class Backend(_Identified, frozen=True, gc=False, kw_only=True):
     local: bool = False
 
     def with_state(self, new: BackendState) -> Self:
-        """Return the backend in another state. Raises InvalidTransition naming both."""
+        """Return the backend in another state. Raises InvalidTransition with both."""
         if new is self.state:
             return self
         if not self.state.can_become(new):

@@ -1,7 +1,7 @@
-"""Long work in slices: a generator that yields wherever other tasks may run, and returns its result. Pure.
+"""Long work in slices: a generator that yields where other tasks may run, and returns its result. Pure.
 
-The caller decides how it runs: `run_whole` in one go, `run_cooperatively` on an event loop, with its clock. A pass over 100,000
-backends takes seconds; between two slices the agent answers its clients and hears of changes.
+The caller decides how it runs: `run_whole` at once, `run_cooperatively` on an event loop, with its clock. A pass over 100,000
+backends takes seconds; between two slices the agent answers its clients and receives changes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TypeVar
 T = TypeVar("T")
 Cooperative = Generator[None, None, T]
 
-SLICE_S = 0.01  # other tasks wait about so long
-BETWEEN_YIELDS = 16  # frontends: a yield after each is 0.3 us, as much as some of the work between two
+SLICE_S = 0.01  # seconds for which other tasks wait
+BETWEEN_YIELDS = 16  # frontends per yield: a yield after each would cost 0.3 us, as much as some of the work
 
 
 def run_whole(work: Cooperative[T]) -> T:
-    """Do the work in one go."""
+    """Do the work at once."""
     while True:
         try:
             next(work)
@@ -28,7 +28,7 @@ def run_whole(work: Cooperative[T]) -> T:
 
 
 async def run_cooperatively(work: Cooperative[T], clock: Callable[[], float]) -> T:
-    """Do the work on an event loop, with a turn for every other task each `SLICE_S` of `clock` (seconds: `time.monotonic`)."""
+    """Do the work on an event loop, with a turn for all other tasks every `SLICE_S` of `clock` (seconds: `time.monotonic`)."""
     until = clock() + SLICE_S
     while True:
         try:

@@ -19,17 +19,17 @@ Holder = TypeVar("Holder", bound=Hashable)
 
 
 def guard_of(limit: int) -> int:
-    """Return how many entries of a table with `limit` entries are given without a look at shares."""
+    """Return how many entries of a table with `limit` entries are assigned without regard to shares."""
     return limit * _PARTS // _WHOLE
 
 
 def allowed_entries(
     limit: int, used: Mapping[Holder, int], wanted: Mapping[Holder, int], most: int = 0
 ) -> dict[Holder, int]:
-    """Return how many entries each holder in `wanted` may have now, those that it has (`used`) among them.
+    """Return how many entries each holder in `wanted` may have now, including those that it has (`used`).
 
-    `wanted` counts every entry that a holder wants, also those that it has; `used` is at most that. `most` is a limit for each
-    holder, 0 for none. No result is below `used`; the sum of the results exceeds `limit` only where the sum of `used` does.
+    `wanted` counts all entries that a holder wants, including its existing ones; `used` is at most that. `most` is a limit for
+    each holder, 0 for none. No result is below `used`; the sum of the results exceeds `limit` only if the sum of `used` does.
     """
     floors = {holder: used.get(holder, 0) for holder in wanted}
     return water_fill(limit, floors, fair_targets(limit, used, wanted, most))
@@ -38,7 +38,7 @@ def allowed_entries(
 def fair_targets(
     limit: int, used: Mapping[Holder, int], wanted: Mapping[Holder, int], most: int = 0
 ) -> dict[Holder, int]:
-    """Return up to how many entries each holder may grow where there is room: what it wants, its share, or what it has."""
+    """Return the count to which each holder may grow while there is room: what it wants, its share, or what it has."""
     floors = {holder: used.get(holder, 0) for holder in wanted}
     targets = {holder: max(floors[holder], min(number, most) if most else number) for holder, number in wanted.items()}
     if len(targets) > 1 and sum(targets.values()) > (guard := guard_of(limit)):

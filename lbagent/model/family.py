@@ -16,7 +16,7 @@ class Family(IntEnum):
     unspecified: bytes  # 0.0.0.0 or ::
 
     def __new__(cls, number: int) -> Family:
-        """Note the sizes once: properties of an enum are slow, and a start asks 100,000 times."""
+        """Store the sizes once: properties of an enum are slow, and a start reads them 100,000 times."""
         member = int.__new__(cls, number)
         member._value_ = number
         member.digit = str(number)
@@ -33,7 +33,7 @@ class Family(IntEnum):
 
     @staticmethod
     def of_map(map_name: str) -> Family | None:
-        """Return the family of a map that `map` named; None for one both families share, such as lb_filter."""
+        """Return the family of a map name that `map` returned; None for a map of both families, such as lb_filter."""
         return _BY_DIGIT.get(map_name[2])
 
     def map(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""ServiceFlags: the 16 bits of a service row <-> fields <-> text.
+"""ServiceFlags: the 16 bits of a service entry <-> fields <-> text.
 
 Low byte = `flags`, high byte = `flags2`. Bit values and texts: cilium pkg/loadbalancer (behaviour), bits 0-13 as in 1.13,
 bits 14 (deny) and 15 (dsr) as in the newer releases.
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class _TypeAndNat(Struct, frozen=True, gc=False):
-    """The fields of a SvcFlagParam that may be given by position."""
+    """The fields of a SvcFlagParam that are allowed as positional arguments."""
 
     svc_type: SVCType = SVCType.CLUSTER_IP
     svc_nat_policy: SVCNatPolicy = SVCNatPolicy.NONE
 
 
 class SvcFlagParam(_TypeAndNat, frozen=True, gc=False, kw_only=True):
-    """What the flags are made from."""
+    """The inputs of the flags."""
 
     svc_ext_local: bool = False
     svc_int_local: bool = False
@@ -34,9 +34,9 @@ class SvcFlagParam(_TypeAndNat, frozen=True, gc=False, kw_only=True):
     check_source_range: bool = False
     l7_load_balancer: bool = False
     loopback_hostport: bool = False
-    source_range_deny: bool = False  # the ranges say who is kept out
+    source_range_deny: bool = False  # the ranges exclude clients
     forwarding_dsr: bool = False
-    # None: the seed's own rule, "the two policies differ and it is not a ClusterIP"; resolve knows whether the sets differ
+    # None: the seed's own rule, "the two policies differ and it is not a ClusterIP"; resolve computes whether the sets differ
     two_scopes: bool | None = None
 
 
@@ -64,7 +64,7 @@ class ServiceFlags(int):
     FORWARDING_DSR: ClassVar[int] = 0x8000
 
     def __new__(cls, value: int = 0) -> Self:
-        """Check the range: more bits would be cut off silently by the map."""
+        """Check the range: the map would silently cut off more bits."""
         if not 0 <= value <= 0xFFFF:
             raise ValueError(f"service flags {value:#x} do not fit 16 bits")
         return super().__new__(cls, value)
@@ -74,7 +74,7 @@ class ServiceFlags(int):
     def from_param(cls, param: SvcFlagParam) -> Self:
         """Return the flags of a frontend. ClusterIP and NONE set no type bit; Nat46 and Nat64 set the same one.
 
-        Equal ones are one object: 30,000 frontends have a few.
+        Equal ones are one object: 30,000 frontends have only a few.
         """
         host_port = param.svc_type == SVCType.HOST_PORT
         two_scopes = param.two_scopes

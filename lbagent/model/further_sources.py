@@ -1,8 +1,8 @@
-"""Further source addresses of this node (`--snat-address`): their numbers, and the ids by which flows name them. Pure.
+"""Further source addresses of this node (`--snat-address`): their numbers, and the ids by which flows refer to them. Pure.
 
-A backend's first source address is its route's. Flows that find no port of it get one of a further address. Number K of these has a
-path record of its own for each backend, K * `further_stride` records behind the backend's first one, and with it an id. So only
-backends with an id below the stride can have further addresses, and new ids stay below it as long as there are any.
+A backend's first source address is its route's. Flows that find no port of it use a further address. Each backend has a path
+record for address number K, K * `further_stride` records behind its first one, with its own id. So only backends with an id below
+the stride can have further addresses, and new ids stay below it while there are any.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from msgspec import Struct
 
 MAX_FURTHER = 4  # of each family; numbered from 1
 SHORT_OF_PORTS = (
-    0.9  # of a backend's ports held: a new flow looks at some dozens, and hardly finds a free one from here on
+    0.9  # share of a backend's ports in use: a new flow checks some dozens, and hardly finds a free one beyond this
 )
 
 
 class FurtherAddress(Struct, frozen=True, gc=False):
-    """A further source address of one family, packed. Not `present`: no device of the node has it, so no new flow takes it."""
+    """A further source address of one family, packed. Not `present`: no device of the node has it, so no new flow uses it."""
 
     number: int
     address: bytes
@@ -28,14 +28,14 @@ class FurtherAddress(Struct, frozen=True, gc=False):
 class FurtherSources(Struct, frozen=True):
     """The addresses of each family in the order of their numbers, from 1 on; b"" where a number is free.
 
-    An address keeps its number as long as it is asked for: live flows name it by that.
+    An address keeps its number as long as it is wanted: live flows refer to it by that.
     """
 
     ipv4: tuple[bytes, ...] = ()
     ipv6: tuple[bytes, ...] = ()
 
     def of_width(self, width: int) -> Iterator[tuple[int, bytes]]:
-        """Yield (number, address) of the addresses with so many bytes."""
+        """Yield (number, address) of the addresses with this many bytes."""
         addresses = {4: self.ipv4, 16: self.ipv6}.get(width, ())
         yield from ((number, address) for number, address in enumerate(addresses, 1) if address)
 
@@ -44,7 +44,7 @@ class FurtherSources(Struct, frozen=True):
         return tuple(address for address in (*self.ipv4, *self.ipv6) if address)
 
     def renumbered(self, wanted: Iterable[bytes]) -> FurtherSources:
-        """Return exactly the wanted addresses: those that are here with the numbers they have, new ones with free numbers.
+        """Return exactly the wanted addresses: existing ones keep their numbers, new ones get free numbers.
 
         Raises ValueError where a family has more than MAX_FURTHER.
         """
@@ -56,7 +56,7 @@ NO_FURTHER_SOURCES = FurtherSources()
 
 
 def further_stride(backends: int) -> int:
-    """Return how many records (of `backends`) a further address's path record lies behind the one before it."""
+    """Return the distance in records (of `backends`) between the path records of consecutive addresses."""
     return backends // (1 + MAX_FURTHER)
 
 

@@ -1,6 +1,6 @@
-"""Which claims to ids are granted when there is not an id for each: by credit, by fair share of the namespaces, by rank. Pure.
+"""Decides which claims to ids are granted when there are too few ids: by credit, by fair share of the namespaces, by rank. Pure.
 
-A claim is what one frontend needs and has no id for. What has an id keeps it and is no claim.
+A claim is the set of keys without ids that one frontend needs. A key with an id keeps it and is no claim.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _KINDS = {
         (SVCType.CLUSTER_IP, SVCType.NODE_PORT, SVCType.LOAD_BALANCER, SVCType.EXTERNAL_IPS, SVCType.HOST_PORT)
     )
 }
-OPERATORS_OWN = -1.0  # `SVC.created` of what the operator's own files ask for: before everything else
-_ROUNDS = 8  # each takes the room of namespaces that cannot use it
+OPERATORS_OWN = -1.0  # `SVC.created` of the operator's own files: before everything else
+_ROUNDS = 8  # each assigns the room of namespaces that cannot use it
 
 
 def id_rank(svc: SVC) -> tuple[int, bool, float]:
@@ -33,7 +33,7 @@ def id_rank(svc: SVC) -> tuple[int, bool, float]:
 
 
 def namespace_of(name: ServiceName) -> str:
-    """Return the holder of what a Service uses: its namespace, with the cluster where it names one."""
+    """Return the namespace that a Service counts for, with the cluster where there is one."""
     return f"{name.cluster}/{name.namespace}" if name.cluster else name.namespace
 
 
@@ -46,7 +46,7 @@ class Claim(Struct, Generic[Key], frozen=True, gc=False):
 
 
 class Grants(Struct, Generic[Key]):
-    """What was granted, and why the rest was not: ids left, entries of each namespace, and how many it may have."""
+    """The granted keys, and the reasons for the rest: ids left, entries of each namespace, and how many it may have."""
 
     keys: set[Key]
     free: int
@@ -58,7 +58,7 @@ class Grants(Struct, Generic[Key]):
         return [key for key in claim.keys if key not in self.keys]
 
     def take(self, claim: Claim[Key], room: int) -> int:
-        """Grant what fits into `room`; return how many keys that are."""
+        """Grant the part that fits into `room`; return the number of granted keys."""
         missing = self.missing(claim)
         number = min(len(missing), room, self.free)
         if number <= 0 or (claim.whole and number < len(missing)):
@@ -81,12 +81,15 @@ def grant(
 ) -> Grants[Key]:
     """Grant claims in their order. `free` of `capacity` ids are not in use.
 
-    `used` and `wanted`: the keys with an id, and all keys, of each namespace. `credit`: how many ids a Service gave back by the
-    same change; it gets as many first, whatever its namespace has, and `credit` shrinks. `most`: of each namespace, 0 for any.
+    `used` and `wanted`: the keys with an id, and all keys, of each namespace. `credit`: how many ids a Service released by the
+    same change; it gets as many first, whatever its namespace has, and `credit` shrinks. `most`: of each namespace, 0 for no
+    limit.
     """
     done: Grants[Key] = Grants(set(), free, dict(used), {})
     waiting, wanted = list(claims), dict(wanted)
-    resting = max(0, capacity - free - sum(used.values()))  # of keys that are gone: free at the next pass
+    equal = capacity // max(1, len(wanted))
+    equal = min(equal, most) if most else equal
+    resting = max(0, capacity - free - sum(used.values()))  # of removed keys: free at the next pass
     for claim in waiting if credit else ():
         if due := credit.get(claim.service, 0):
             credit[claim.service] = due - done.take(claim, due)
@@ -98,15 +101,22 @@ def grant(
             done.take(claim, allowed[holder] - done.counts.get(holder, 0))
             if any(key not in done.keys for key in claim.keys):
                 refused.append(claim)
-        # A namespace with room that fits none of its claims leaves it to the others, unless ids that rest make a claim fit.
-        room = {holder: allowed[holder] - done.counts.get(holder, 0) for holder in allowed}
+        # A namespace with room that fits none of its claims leaves it to the others, unless resting ids make a claim fit.
+        room = {holder: max(allowed[holder], equal) - done.counts.get(holder, 0) for holder in allowed}
         fits_soon = {
             holder
             for claim in refused
             if len(done.missing(claim)) <= min(room[holder := namespace_of(claim.service)], done.free + resting)
         }
         stuck = {namespace_of(claim.service) for claim in refused if room[namespace_of(claim.service)] > 0} - fits_soon
-        if not stuck or not done.free or (done.free == before and len(stuck) == len(wanted)):
+        if not stuck or not done.free:
+            break
+        # First to those among them that have less than an equal part of the table, in the order of the claims.
+        for claim in refused if not fits_soon else ():
+            holder = namespace_of(claim.service)
+            if holder in stuck:
+                done.take(claim, equal - done.counts.get(holder, 0))
+        if done.free == before and len(stuck) == len(wanted):
             break
         wanted |= {holder: done.counts.get(holder, 0) for holder in stuck}
         waiting = [claim for claim in refused if namespace_of(claim.service) not in stuck]

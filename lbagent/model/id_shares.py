@@ -1,7 +1,7 @@
-"""Which frontends and backends of a State get the ids that are left, and what the others are told. Pure.
+"""Decides which frontends and backends of a State get the remaining ids, and the messages for the others. Pure.
 
-A frontend that has its service id is served: it goes on with the backends that have an id. A new frontend needs an id for each of
-its backends, else it is left out.
+A frontend with a service id is served: it continues with the backends that have an id. A new frontend needs an id for each of its
+backends, else it is left out.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from lbagent.model.fair_share import GUARD
 from lbagent.model.id_claims import Claim, Grants, grant, id_rank, namespace_of
 from lbagent.model.service import SVC, ServiceName
 
-_NAMED = 3  # backends without an id that a message names
-_ROUNDS = 3  # each gives the service ids of frontends without backend ids to others
+_NAMED = 3  # backends without an id that a message lists
+_ROUNDS = 3  # each assigns the service ids of frontends without backend ids to others
 
 
 class IdsExhausted(LbError):
-    """There is no id: the new frontend, or the backends that are named, are left out; the others keep serving."""
+    """There is no id: the new frontend, or the listed backends, are left out; the others stay served."""
 
 
 class Ids(Protocol):
-    """What must be known of an allocator."""
+    """The interface of an allocator for this module."""
 
     @property
     def capacity(self) -> int:
-        """Ids that there are."""
+        """The number of ids."""
 
     @property
     def free(self) -> int:
-        """Ids that can be given now."""
+        """The number of ids that can be assigned now."""
 
     @property
     def advice(self) -> str:
@@ -48,14 +48,14 @@ class Ids(Protocol):
 
 
 class Credit(Struct):
-    """How many ids each Service gave back by the same change, or by the one before: it gets as many new ones first."""
+    """How many ids each Service released by the same change, or by the one before: it gets as many new ones first."""
 
     frontends: dict[ServiceName, int] = field(default_factory=dict)
     backends: dict[ServiceName, int] = field(default_factory=dict)
 
 
 class Shares(Struct):
-    """What a State is granted. `left_out` holds new frontends by id(SVC); `credit` is what is left of it."""
+    """The grants of a State. `left_out` holds new frontends by id(SVC); `credit` is the rest of it."""
 
     credit: Credit
     left_out: dict[int, IdsExhausted]
@@ -74,7 +74,7 @@ def sharing(
 ) -> Cooperative[Shares]:
     """Decide on all ids that the frontends and backends of a State lack.
 
-    `whole` are the id(SVC) of those that lack none. `most`: backends of each namespace, 0 for any number.
+    `whole` are the id(SVC) of those that lack none. `most`: backends of each namespace, 0 for no limit.
     """
     new = {id(svc): svc for svc in services if not svc.wildcard and service_ids.get(svc.frontend) is None}
     refused: dict[int, IdsExhausted] = {}
@@ -111,9 +111,9 @@ def groups_of(svc: SVC) -> tuple[tuple[Backend, ...], tuple[Backend, ...], tuple
 
 
 def lacking(svc: SVC, given: SVC, missing: Sequence[L3n4Addr], shares: Shares) -> IdsExhausted:
-    """Return what is wrong with a served frontend (`given`) some of whose backends have no id."""
+    """Return the error of a served frontend (`given`) some of whose backends have no id."""
     count = len(given.selectable)
-    goes_on = f"the frontend goes on with {count} of {len(svc.selectable)} backends"
+    goes_on = f"the frontend continues with {count} of {len(svc.selectable)} backends"
     if svc.selectable and not count:
         goes_on = "the frontend refuses new flows until one has an id"
     return IdsExhausted(f"{shares.reason(svc.name, missing)}; {goes_on}")
@@ -132,7 +132,7 @@ def _grant_frontends(
 
 
 def _wanted(services: Iterable[SVC]) -> Cooperative[dict[str, int]]:
-    """Return how many backends the Services of each namespace name."""
+    """Return how many backends the Services of each namespace refer to."""
     found: dict[str, set[L3n4Addr]] = {}
     seen: set[tuple[str, int]] = set()  # frontends of one port share their groups
     for at, svc in enumerate(services):
@@ -147,7 +147,7 @@ def _wanted(services: Iterable[SVC]) -> Cooperative[dict[str, int]]:
 
 
 def _used(wanted: Mapping[str, int], claims: Iterable[Claim[L3n4Addr]]) -> dict[str, int]:
-    """Return how many of these have an id: all that no claim names."""
+    """Return how many of these have an id: all without a claim."""
     missing: dict[str, set[L3n4Addr]] = {}
     for claim in claims:
         missing.setdefault(namespace_of(claim.service), set()).update(claim.keys)
@@ -157,7 +157,7 @@ def _used(wanted: Mapping[str, int], claims: Iterable[Claim[L3n4Addr]]) -> dict[
 def _claims(
     services: Iterable[SVC], new: Container[int], backend_ids: Ids
 ) -> Cooperative[tuple[dict[int, Claim[L3n4Addr]], list[Claim[L3n4Addr]]]]:
-    """Return the claims of new frontends by id(SVC), and all in their order: what takes new flows, then what rests."""
+    """Return the claims of new frontends by id(SVC), and all in their order: first for backends with new flows, then the rest."""
     undivided: dict[int, Claim[L3n4Addr]] = {}
     first: list[tuple[SVC, Claim[L3n4Addr]]] = []
     resting: list[tuple[SVC, Claim[L3n4Addr]]] = []

@@ -1,11 +1,11 @@
-"""Ids: monotonic, restored from the pinned maps at start, never given out again at once.
+"""Ids: monotonic, restored from the pinned maps at start, not reused at once.
 
-Service ids are u16 and belong to a frontend (with its scope); backend ids are u32 below 2^20 and belong to an address,
-port and protocol. Id 0 is never given: a wildcard row keeps it.
+Service ids are u16 and belong to a frontend (with its scope); backend ids are u32 below 2^20 and belong to an address, port and
+protocol. Id 0 is never assigned: wildcard entries have it.
 
-Where ids suffice they are given in the order of the State. When more than 80 % would be in use, `id_shares.py` decides which
-frontends and backends get one. What is served keeps its ids and goes on with the backends that have one; a new frontend gets
-all that it needs or none.
+Where there are enough ids, they are assigned in the order of the State. When more than 80 % would be in use, `id_shares.py`
+decides which frontends and backends get one. A served frontend keeps its ids and continues with the backends that have one; a new
+frontend gets all that it needs or none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class IdAllocator(Generic[Key]):
-    """Gives ids of [first, limit) to keys, upwards, round and round, so that a released id rests as long as possible."""
+    """Assigns ids of [first, limit) to keys, upwards and cyclically, so that a released id rests as long as possible."""
 
     def __init__(self, first: int = 1, limit: int = BACKEND_ID_LIMIT, advice: str = "") -> None:
         self._first, self._limit, self._advice = first, limit, advice
@@ -43,11 +43,11 @@ class IdAllocator(Generic[Key]):
         self._ids: dict[Key, int] = {}
         self._restored: dict[
             Key, int
-        ] = {}  # those not claimed yet: then the caller's key stays, not its equal from the maps
+        ] = {}  # not claimed yet: then the caller's key is kept, not its equal from the maps
         self._used = bytearray(limit)  # 1 = in use: a set of 100,000 would take 7 MiB
         self._free = limit - first  # below `_end`
         self._guard = guard_of(self.capacity)
-        self._retired: list[int] = []  # of keys that are gone; the maps may still name them
+        self._retired: list[int] = []  # of removed keys; the maps may still hold them
 
     @property
     def limit(self) -> int:
@@ -56,17 +56,17 @@ class IdAllocator(Generic[Key]):
 
     @property
     def capacity(self) -> int:
-        """Return how many ids there are below the end."""
+        """Return the number of ids below the end."""
         return max(0, self._end - self._first)
 
     @property
     def free(self) -> int:
-        """Return how many ids below the end can be given now."""
+        """Return how many ids below the end can be assigned now."""
         return self._free
 
     @property
     def room(self) -> int:
-        """Return how many more keys may want ids until 80 % are wanted; those that were restored and not claimed do not count."""
+        """Return how many more keys may want ids until 80 % are wanted; restored ids without a claim do not count."""
         return self._guard - len(self._ids)
 
     @property
@@ -84,7 +84,7 @@ class IdAllocator(Generic[Key]):
         return self._restored.get(key) if known is None else known
 
     def restore(self, pairs: Iterable[tuple[Key, int]]) -> None:
-        """Take over what the maps hold; new ids then start behind the highest. A pair out of range or taken is passed over."""
+        """Load the ids of the maps; new ids then start after the highest. A pair out of range or in use is skipped."""
         for key, number in pairs:
             if self._first <= number < self._limit and not self._used[number] and self.get(key) is None:
                 self._restored[key] = number
@@ -122,45 +122,45 @@ class IdAllocator(Generic[Key]):
         self._free += number < self._end
 
     def allocate_each(self, keys: Sequence[Key]) -> list[int]:
-        """Return the ids of the keys. Where all of a start's are new, and the next ids free, that costs no step each."""
+        """Return the ids of the keys. If all keys are new, as at a start, and the next ids free, there is no step per key."""
         ids, first = self._ids, max(self._next, self._first)
         end = first + len(keys)
         if self._restored or end > self._end or self._used.find(1, first, end) >= 0 or not ids.keys().isdisjoint(keys):
             return [self.allocate(key) for key in keys]
-        numbers, before = list(range(first, end)), len(ids)  # one object a number, here and in the backend
+        numbers, before = list(range(first, end)), len(ids)  # one object per number, here and in the backend
         ids.update(zip(keys, numbers, strict=True))
         self._used[first:end] = _USED * len(keys)
         self._free -= len(keys)
         self._next = end
         if len(ids) - before == len(keys):
             return numbers
-        found = [ids[key] for key in keys]  # a key came twice: the ids it had before are free again
+        found = [ids[key] for key in keys]  # a key occurred twice: its earlier ids are free again
         for number in set(numbers).difference(found):
             self._unuse(number)
         return found
 
     def give_below(self, end: int, advice: str) -> None:
-        """Give new ids below `end` alone, at most the limit; keys that have another keep it. `advice`: what to do at the end."""
+        """Assign only new ids below `end`, at most the limit; keys with higher ids keep them. `advice`: what to do at the end."""
         self._end, self._advice = min(end, self._limit), advice
         self._free = self._used.count(0, self._first, self._end)
         self._guard = guard_of(self.capacity)
 
     def release(self, key: Key) -> None:
-        """Free the key's id; a key without one is fine."""
+        """Free the key's id; a key without one is ignored."""
         for ids in (self._ids, self._restored):
             number = ids.pop(key, None)
             if number is not None:
                 self._unuse(number)
 
     def retire(self, key: Key) -> None:
-        """Take the id from a key and keep it from others until `free_retired`."""
+        """Remove the id from a key and reserve it until `free_retired`."""
         for ids in (self._ids, self._restored):
             number = ids.pop(key, None)
             if number is not None:
                 self._retired.append(number)
 
     def retire_unclaimed(self) -> None:
-        """Retire the restored ids that no `allocate` has asked for."""
+        """Retire the restored ids that no `allocate` has requested."""
         self._retired += self._restored.values()
         self._restored = {}
 
@@ -169,7 +169,7 @@ class IdAllocator(Generic[Key]):
         return not all(map(is_named, self._retired))
 
     def free_retired(self, is_named: Callable[[int], bool]) -> None:
-        """Free the retired ids that the maps do not name any more: flows and slots of the old key cannot meet a new one."""
+        """Free the retired ids that the maps no longer hold: flows and slots of the old key cannot match a new one."""
         if not self._retired:
             return
         retired, self._retired = self._retired, []
@@ -199,10 +199,10 @@ def assign_ids(state: State, service_ids: IdAllocator[L3n4Addr], backend_ids: Id
 class IdAssigner:
     """Assigns ids to one State after another and releases those that no State uses any more.
 
-    An SVC object that is the same as in the State before gives the same assigned object back, so that a change of one
-    service among 10,000 copies one service, and `plan` sees by identity what did not change.
-    `errors` holds (frontend, IdsExhausted) for each SVC of the last State that was left out, or lacks backends.
-    An id that is released is free at the next State, when the maps do not name it any more (`*_id_is_named`).
+    An SVC object that is the same as in the previous State returns the same assigned object, so that a change of one service
+    among 10,000 copies one service, and `plan` sees by identity what did not change. `errors` holds (frontend, IdsExhausted) for
+    each SVC of the last State that was left out, or lacks backends. A released id is free at the next State, when the maps no
+    longer hold it (`*_id_is_named`).
     """
 
     def __init__(self, service_ids: IdAllocator[L3n4Addr], backend_ids: IdAllocator[L3n4Addr]) -> None:
@@ -211,21 +211,22 @@ class IdAssigner:
         self.backend_id_is_named: Callable[[int], bool] = _never
         self.max_endpoints_per_namespace = 0  # 0: no limit
         self.errors: list[tuple[L3n4Addr, IdsExhausted]] = []
-        # Both by id(resolved SVC). The resolved object is kept, or its id() could be another's tomorrow.
+        # Both by id(resolved SVC). The resolved object is kept, or another object could get its id() later.
         self._resolved: dict[int, SVC] = {}
         self._assigned: dict[int, SVC] = {}
         self._partial: set[int] = set()  # those whose assigned SVC lacks backends
         self._credit = Credit()
         self._last = State()  # resolved, without those left out
-        self._numbered: list[SVC] = []  # beside `_last`, and as it was given out:
+        self._numbered: list[SVC] = []  # beside `_last`: the assigned ones
         self._given: tuple[SVC, ...] = ()
         self._frontends: Counter[L3n4Addr] = Counter()  # how many SVCs of the State use it; two only for a moment
         self._backend_uses = array("I")  # the same by id of a backend: a Counter took 10 MiB of 200,000
 
     def assign(self, state: State) -> State:
-        """Return the State with ids; what found none is left out and named in `errors`.
+        """Return the State with ids; SVCs without ids are left out and listed in `errors`.
 
-        What is the same object at both ends of the two States costs next to nothing: well below 1 ms for one change of 20,000.
+        SVCs that are the same objects at both ends of the two States cost almost nothing: well below 1 ms for one change of
+        20,000.
         """
         return run_whole(self.assigning(state))
 
@@ -233,7 +234,7 @@ class IdAssigner:
         """Do what `assign` does."""
         self.service_ids.free_retired(self.service_id_is_named)
         self.backend_ids.free_retired(self.backend_id_is_named)
-        if self.errors:  # the two States do not lie side by side, and what is missing may find an id now
+        if self.errors:  # the two States cannot be compared by position, and missing ids may be available now
             return (yield from self._assigning_in_shares(state))
         old, new = self._last.services, state.services
         prefix, suffix = common_prefix_and_suffix(old, new, state.delta)
@@ -247,7 +248,7 @@ class IdAssigner:
         for at, (key, svc) in enumerate(added):
             try:
                 self._add(key, svc, before.get(svc.frontend))
-            except IdsExhausted:  # those of an earlier agent that no State has claimed yet, or that rest, are too many
+            except IdsExhausted:  # ids of an earlier agent that no State has claimed yet, or that rest, are too many
                 return (yield from self._assigning_in_shares(state))
             if not at % BETWEEN_YIELDS:
                 yield
@@ -270,10 +271,10 @@ class IdAssigner:
             self.service_ids.retired(self.service_id_is_named) or self.backend_ids.retired(self.backend_id_is_named)
         )
 
-    # --- where there are ids enough ---
+    # --- with enough ids ---
 
     def _fits(self, added: Sequence[SVC]) -> bool:
-        """Return whether at most 80 % of the ids are wanted when these SVCs have theirs, or none needs a new one."""
+        """Return whether at most 80 % of the ids are wanted including these SVCs, or none needs a new one."""
         if not added:
             return True
         if len(added) > (room := self.service_ids.room):
@@ -291,7 +292,7 @@ class IdAssigner:
         return _without_id(self.backend_ids, addresses) <= (0 if limited else max(0, room))
 
     def _add(self, key: int, svc: SVC, before: int | None) -> None:
-        """Assign ids to an SVC; `before` is the key of the one that it replaces, whose backends stay the same objects."""
+        """Assign ids to an SVC; `before` is the key of the SVC that it replaces, whose backends stay the same objects."""
         known = self._same_backends(before) if before is not None else {}
         number = 0 if svc.wildcard else self.service_ids.allocate(svc.frontend)
         groups = [
@@ -300,7 +301,7 @@ class IdAssigner:
         self._note(key, svc, number, groups)
 
     def _note(self, key: int, svc: SVC, number: int, groups: Sequence[tuple[Backend, ...]]) -> None:
-        """Take note of an SVC and what it was assigned."""
+        """Record an SVC and its assigned object."""
         self._frontends[svc.frontend] += 1
         uses, limit = self._backend_uses, self.backend_ids.limit
         if len(uses) < limit:
@@ -309,13 +310,13 @@ class IdAssigner:
             for backend in group:
                 uses[backend.id] += 1
         self._resolved[key] = svc
-        if svc.wildcard and not (svc.id or any(groups_of(svc))):  # without ids it stays as it is
+        if svc.wildcard and not (svc.id or any(groups_of(svc))):  # without ids it stays unchanged
             self._assigned[key] = svc
             return
         self._assigned[key] = replace(svc, id=number, selectable=groups[0], unselectable=groups[1], slotless=groups[2])
 
     def _same_backends(self, key: int) -> dict[int, Backend]:
-        """Return the backends of an SVC as they were given out, by id(resolved Backend)."""
+        """Return the assigned backends of an SVC, by id(resolved Backend)."""
         resolved, assigned = self._resolved[key].backends, self._assigned[key].backends
         if key not in self._partial:
             return dict(zip(map(id, resolved), assigned, strict=True))
@@ -344,10 +345,10 @@ class IdAssigner:
             if not uses[backend.id]:
                 self.backend_ids.retire(backend.address)
 
-    # --- where there may not be ---
+    # --- with too few ids ---
 
     def _assigning_in_shares(self, state: State) -> Cooperative[State]:
-        """Assign what has ids already, and of the rest what is granted."""
+        """Assign the SVCs that have ids already, and the granted ones of the rest."""
         services = state.services
         keys = list(map(id, services))
         gone = self._assigned.keys() - set(keys)
@@ -375,7 +376,7 @@ class IdAssigner:
         return State(state.generation, self._given)
 
     def _add_granted(self, key: int, svc: SVC, before: int | None, shares: Shares) -> None:
-        """Assign ids to an SVC and to those of its backends that have one, or were granted one; name the others."""
+        """Assign ids to an SVC and to those of its backends that have or got one; report the others."""
         get, granted = self.backend_ids.get, shares.backends
         missing = [each.address for each in svc.backends if get(each.address) is None and each.address not in granted]
         former = self._assigned.get(key)
@@ -385,7 +386,7 @@ class IdAssigner:
             self.errors.append((svc.frontend, lacking(svc, self._assigned[key], missing, shares)))
 
     def _replace(self, key: int, svc: SVC, before: int | None, missing: set[L3n4Addr]) -> None:
-        """Assign an SVC without the backends that have no id, in place of what it was assigned before."""
+        """Assign an SVC without the backends that have no id, in place of its previous assignment."""
         known = self._same_backends(before) if before is not None else {}
         former = self._assigned.get(key)
         number = 0 if svc.wildcard else self.service_ids.allocate(svc.frontend)
@@ -405,7 +406,7 @@ class IdAssigner:
             self._partial.add(key)
 
     def _give_credit(self, gone: Sequence[SVC], coming: Sequence[SVC]) -> None:
-        """Count what Services give back by this change: ids of which all users go, and that no coming SVC uses."""
+        """Count the ids that Services release by this change: those without a remaining user and unused by new SVCs."""
         used = {each.address for svc in coming for each in svc.backends}
         frontends = Counter(svc.frontend for svc in gone)
         frontends.subtract({svc.frontend: 1 for svc in coming})
@@ -431,6 +432,6 @@ def _without_id(ids: IdAllocator[L3n4Addr], keys: Iterable[L3n4Addr]) -> int:
 
 
 def _fallback(resting: tuple[Backend, ...]) -> tuple[tuple[Backend, ...], tuple[Backend, ...]]:
-    """Return (selectable, unselectable) where no backend that takes new flows has an id: terminating ones take them (KEP-1669)."""
+    """Return (selectable, unselectable) if no backend for new flows has an id: then terminating ones take them (KEP-1669)."""
     terminating = tuple([each for each in resting if each.state is BackendState.TERMINATING])
     return terminating, tuple([each for each in resting if each.state is not BackendState.TERMINATING])

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class SVCType(StrEnum):
-    """What kind of frontend a row is."""
+    """The kind of a frontend entry."""
 
     NONE = "NONE"
     HOST_PORT = "HostPort"
@@ -20,7 +20,7 @@ class SVCType(StrEnum):
 
 
 class SVCTrafficPolicy(StrEnum):
-    """Which backends are chosen: all of the cluster or those of this node."""
+    """The backends to select from: all of the cluster or those of this node."""
 
     NONE = "NONE"
     CLUSTER = "Cluster"
@@ -50,12 +50,12 @@ class Algorithm(StrEnum):
 
     @property
     def number(self) -> int:
-        """The top 8 bits of a master's u32. 1 and 2 are Cilium's, 3 is ours."""
+        """The top 8 bits of a master entry's u32. 1 and 2 are Cilium's, 3 is lbagent's."""
         return _ALGORITHMS.index(self) + 1
 
     @classmethod
     def from_number(cls, number: int) -> Algorithm:
-        """Return the algorithm of a master's top 8 bits; 0 (undefined) is random. Raises ValueError."""
+        """Return the algorithm of a master entry's top 8 bits; 0 (undefined) is random. Raises ValueError."""
         if number == 0:
             return cls.RANDOM
         if number > len(_ALGORITHMS):

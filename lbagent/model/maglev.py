@@ -1,10 +1,10 @@
 """The Maglev look-up table: which backend a flow's hash selects, nearly the same after a backend comes or goes.
 
-Each backend walks its own permutation of the table (offset and skip from a hash of its key), as in "Maglev: A Fast and
-Reliable Software Network Load Balancer" (NSDI 2016). One step differs: a backend *examines* one place a round, instead of
-*claiming* one, and stops at its quota. Who gets a place then depends on the rank of the place alone and not on how often
-other backends were turned away, so a change does not ripple: when one of 100 backends leaves, 0.5-0.8 % of the entries move beyond
-its own 1 % (the paper's order: 1.2-1.5 %). Quotas are exact: equal weights differ by one entry at most.
+Each backend walks its own permutation of the table (offset and skip from a hash of its key), as in "Maglev: A Fast and Reliable
+Software Network Load Balancer" (NSDI 2016). One step differs: a backend *examines* one place a round, instead of *claiming* one,
+and stops at its quota. The owner of a place then depends on the rank of the place alone and not on how often other backends were
+rejected, so a change does not propagate: when one of 100 backends leaves, 0.5-0.8 % of the entries move beyond its own 1 % (the
+paper's order: 1.2-1.5 %). Quotas are exact: equal weights differ by one entry at most.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hashlib import blake2b
 # Primes, so that every skip visits every place. Source: Cilium's supported table sizes.
 TABLE_SIZES = (251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 131071)
 DEFAULT_TABLE_SIZE = 16381
-_CACHED = 16  # tables of 64 KiB: frontends with equal sets come one after the other
+_CACHED = 16  # tables of 64 KiB: frontends with equal sets follow each other
 
 Member = tuple[int, int, bytes]  # backend id, weight 0-65535, key: the same bytes on every node (L3n4Addr.hash_key)
 
@@ -25,8 +25,8 @@ Member = tuple[int, int, bytes]  # backend id, weight 0-65535, key: the same byt
 def lookup_table(backends: Sequence[Member], size: int = DEFAULT_TABLE_SIZE) -> array[int]:
     """Return `size` backend ids; empty when no backend has a weight. Raises ValueError for a size not in TABLE_SIZES.
 
-    The same for any order of the backends, and on every node, because only keys and weights decide. With more backends
-    than places those of the largest weight, then key, get one.
+    The same for any order of the backends, and on every node, because only keys and weights decide. With more backends than
+    places, those with the largest weight, then key, get one.
     """
     if size not in TABLE_SIZES:
         raise ValueError(f"{size} is not a Maglev table size; use one of {', '.join(map(str, TABLE_SIZES))}")

@@ -1,17 +1,17 @@
 """Which endpoints serve a frontend: readiness, terminating fallback, topology hints, Local policies, states set by the operator.
 
-The one place of the rule which endpoints get new flows. Pure. How resolve uses it:
+The only place of the rule which endpoints get new flows. Pure. How resolve uses it:
 
     picked = select(endpoints_of_one_service_port, node_name="n1", zone="a")
-    picked.for_cluster_ip(int_local)   ClusterIP rows: internalTrafficPolicy concerns nothing else
-    picked.for_outside(ext_local)      NodePort, LoadBalancer, ExternalIP rows, sources outside the node
-    picked.for_inside()                the same frontends for pods and the node (the `/i` row): always the whole cluster
+    picked.for_cluster_ip(int_local)   ClusterIP frontends: internalTrafficPolicy concerns nothing else
+    picked.for_outside(ext_local)      NodePort, LoadBalancer, ExternalIP frontends, sources outside the node
+    picked.for_inside()                the same frontends for pods and the node (the `/i` entry): always the whole cluster
 
-Each returns an EndpointSet: `selectable` (COUNT slots), `unselectable` (QCOUNT slots), `slotless` (a backend row in maintenance, no
-slot), `filtered` (no row in a fresh plan; the agent keeps the row of one it already has, with `filtered_state`). All four are in
-slot order. A UDP endpoint that does not serve is in none of them while another takes its flows (`_is_stale`).
-`no_local_backend(set)` is SVC.no_local_backend. `endpoint_state` is the state in this service alone: a backend shared
-by services has the most alive of its states, which resolve knows.
+Each returns an EndpointSet: `selectable` (COUNT slots), `unselectable` (QCOUNT slots), `slotless` (a backend entry in maintenance,
+no slot), `filtered` (no entry in a fresh plan; the agent keeps an existing entry, with `filtered_state`). All four are in slot
+order. A UDP endpoint that does not serve is in none of them while another takes its flows (`_is_stale`).
+`no_local_backend(set)` is SVC.no_local_backend. `endpoint_state` is the state in this service alone: for a backend of several
+services, resolve selects the most alive of its states.
 
 Source: Kubernetes pkg/proxy/topology.go CategorizeEndpoints (behaviour), KEP-1669 (terminating), KEP-2433, KEP-3015 (hints).
 """
@@ -45,21 +45,21 @@ class Conditions(Protocol):
 
 
 def can_serve(endpoint: Conditions) -> bool:
-    """Return whether its conditions let an endpoint take new flows: ready, or terminating and still serving (KEP-1669).
+    """Return whether an endpoint's conditions allow new flows: ready, or terminating and still serving (KEP-1669).
 
-    Terminating ones take them only while no endpoint is ready. A weight of 0, maintenance and quarantine are not conditions.
+    Terminating ones get them only while no endpoint is ready. A weight of 0, maintenance and quarantine are not conditions.
     """
     return endpoint.ready or (endpoint.terminating and endpoint.serving)
 
 
 class _Addressed(Struct, frozen=True, gc=False):
-    """The field of an EndpointInfo that may be given by position."""
+    """The field of an EndpointInfo that is allowed as a positional argument."""
 
     address: L3n4Addr
 
 
 class EndpointInfo(_Addressed, frozen=True, gc=False, kw_only=True):
-    """One endpoint of one service port, as the slices tell it.
+    """One endpoint of one service port, from the slices.
 
     `serving` must already be resolved (nil is true). `local`: nodeName is this node; by address or route does not count here.
     `override` is the state set by the operator or a health check: MAINTENANCE, QUARANTINED, or None/ACTIVE for no objection.
@@ -78,7 +78,7 @@ class EndpointInfo(_Addressed, frozen=True, gc=False, kw_only=True):
 
 
 class EndpointSet(Struct, frozen=True, gc=False):
-    """What one kind of source gets, in slot order."""
+    """The endpoints for one kind of source, in slot order."""
 
     selectable: tuple[EndpointInfo, ...] = ()
     unselectable: tuple[EndpointInfo, ...] = ()
@@ -87,7 +87,7 @@ class EndpointSet(Struct, frozen=True, gc=False):
 
 
 class Selection(Struct, frozen=True, gc=False):
-    """The two sets every policy chooses from. `has_any`: some endpoint of the cluster could take a new flow."""
+    """The two sets from which every policy selects. `has_any`: an endpoint of the cluster could take a new flow."""
 
     cluster: EndpointSet
     local: EndpointSet
@@ -111,10 +111,10 @@ class Selection(Struct, frozen=True, gc=False):
 
 
 def endpoint_state(endpoint: EndpointInfo) -> BackendState | None:
-    """Return the state the endpoint has in this service; None for one neither ready nor terminating: it has no row.
+    """Return the state the endpoint has in this service; None for one neither ready nor terminating: it has no entry.
 
-    Ready comes first, even when terminating (publishNotReadyAddresses). Terminating beats maintenance and quarantine: the
-    pod goes away whatever the operator said.
+    Ready comes first, even when terminating (publishNotReadyAddresses). Terminating takes precedence over maintenance and
+    quarantine: the pod goes away whatever the operator set.
     """
     if endpoint.ready:
         if endpoint.weight == 0:
@@ -124,7 +124,7 @@ def endpoint_state(endpoint: EndpointInfo) -> BackendState | None:
 
 
 def filtered_state(endpoint: EndpointInfo) -> BackendState:
-    """Return the state of the row the agent keeps for a `filtered` endpoint: quarantined when it is not ready."""
+    """Return the state of the entry that the agent keeps for a `filtered` endpoint: quarantined when it is not ready."""
     state = endpoint_state(endpoint)
     if state is not None:
         return state
@@ -132,7 +132,7 @@ def filtered_state(endpoint: EndpointInfo) -> BackendState:
 
 
 def deduplicate(endpoints: Iterable[EndpointInfo]) -> list[EndpointInfo]:
-    """Keep one endpoint an address: ready wins, then serving, then local, then the first."""
+    """Keep one endpoint per address: ready wins, then serving, then local, then the first."""
     best: dict[L3n4Addr, EndpointInfo] = {}
     for endpoint in endpoints:
         known = best.setdefault(endpoint.address, endpoint)
@@ -169,7 +169,7 @@ def _in_slot_order(endpoints: list[EndpointInfo]) -> list[EndpointInfo]:
 
 
 _SLOT_ORDER = attrgetter("address.sort_key")
-_ADDRESS_AND_PORT = attrgetter("address.address", "address.port")  # what is left of it within one family and protocol
+_ADDRESS_AND_PORT = attrgetter("address.address", "address.port")  # the rest of it within one family and protocol
 
 
 def _rank(endpoint: EndpointInfo) -> tuple[bool, bool, bool]:
@@ -181,7 +181,7 @@ def _is_withdrawn(endpoint: EndpointInfo) -> bool:
 
 
 def _may_fall_back(endpoint: EndpointInfo) -> bool:
-    """KEP-1669: terminating and still serving; and neither the operator nor a health check took it out."""
+    """KEP-1669: terminating and still serving; and neither the operator nor a health check has excluded it."""
     return (
         can_serve(endpoint)
         and endpoint_state(endpoint) is BackendState.TERMINATING
@@ -191,7 +191,7 @@ def _may_fall_back(endpoint: EndpointInfo) -> bool:
 
 
 def _is_stale(endpoint: EndpointInfo) -> bool:
-    """Whether flows must leave it: UDP has no end that a client notices. Source: kube-proxy's conntrack/cleanup.go (behaviour)."""
+    """Whether flows must leave it: UDP has no end that a client detects. Source: kube-proxy's conntrack/cleanup.go (behaviour)."""
     return endpoint.address.protocol is L4Type.UDP and not (endpoint.ready or endpoint.serving)
 
 
@@ -201,7 +201,7 @@ Predicate = Callable[[EndpointInfo], bool]
 def _topology(active: list[EndpointInfo], node_name: str, zone: str) -> Predicate:
     """Return which endpoints are near: by node hints, else by zone hints.
 
-    Hints count only when all active endpoints have some and one of them names this node or zone.
+    Hints count only if all active endpoints have some and one of them is for this node or zone.
     """
     if node_name and _hinted(active, node_name, lambda endpoint: endpoint.node_hints):
         return lambda endpoint: _names(endpoint, endpoint.node_hints, node_name)
@@ -219,7 +219,7 @@ def _hinted(active: list[EndpointInfo], here: str, hints: Callable[[EndpointInfo
 
 
 def _names(endpoint: EndpointInfo, hints: tuple[str, ...], here: str) -> bool:
-    # The controller hints ready endpoints only: one that terminates without a hint may have named this node.
+    # The controller sets hints for ready endpoints only: a terminating one without a hint may have had one for this node.
     return here in hints or not (hints or endpoint.ready)
 
 

@@ -1,4 +1,4 @@
-"""A service frontend as the maps shall hold it: SVC, and the small values it is made of."""
+"""A service frontend as the maps will hold it: SVC, and its small values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lbagent.model.backend import Backend
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.kinds import Algorithm, SVCNatPolicy, SVCTrafficPolicy, SVCType
 
-__all__ = ["CIDR", "SVC", "Algorithm", "SVCNatPolicy", "SVCTrafficPolicy", "SVCType", "ServiceName"]
+__all__ = ["CIDR", "RESTORED", "SVC", "Algorithm", "SVCNatPolicy", "SVCTrafficPolicy", "SVCType", "ServiceName"]
 
 MAX_SLOTS = 0xFFFF  # backends of a frontend: its slots, count and qcount are u16 in the maps
 DEFAULT_AFFINITY_TIMEOUT_S = 10800  # Kubernetes' default of sessionAffinityConfig.clientIP.timeoutSeconds
@@ -38,6 +38,10 @@ class ServiceName(Struct, frozen=True, gc=False, order=True):
         if len(parts) == 1:
             return cls("default", parts[0])
         return cls(parts[-2], parts[-1], parts[0] if len(parts) == 3 else "")
+
+
+# The name of a frontend in the maps without an object: the maps have no names of Services. No object can have this name.
+RESTORED = ServiceName("?", "restored")
 
 
 class CIDR(Struct, frozen=True, gc=False):
@@ -90,7 +94,7 @@ def mask(address: bytes, bits: int) -> bytes:
 
 
 class _Identified(Struct, frozen=True, gc=False):
-    """The fields of an SVC that may be given by position; all others need their names."""
+    """The fields of an SVC that are allowed as positional arguments; all others need their names."""
 
     frontend: L3n4Addr
     id: int = 0
@@ -100,8 +104,8 @@ class _Identified(Struct, frozen=True, gc=False):
 class SVC(_Identified, frozen=True, gc=False, kw_only=True):
     """One frontend with everything that is written for it.
 
-    `id` 0 means not yet assigned (a wildcard row keeps 0). Backends are in slot order: `selectable` are the COUNT group,
-    `unselectable` the QCOUNT group (terminating serving, terminating not serving, quarantined), `slotless` have a backend row
+    `id` 0 means not yet assigned (a wildcard entry keeps 0). Backends are in slot order: `selectable` are the COUNT group,
+    `unselectable` the QCOUNT group (terminating serving, terminating not serving, quarantined), `slotless` have a backend entry
     and no slot (maintenance, weight 0; in the agent also endpoints that exist and are filtered out).
     """
 
@@ -129,17 +133,22 @@ class SVC(_Identified, frozen=True, gc=False, kw_only=True):
     no_local_backend: bool = (
         False  # Local policy, no local endpoint, but the cluster has some: dropped, not rejected (A5)
     )
-    wildcard: bool = False  # the ID=0, port 0, ANY row of a ClusterIP address
+    wildcard: bool = False  # the ID=0, port 0, ANY entry of a ClusterIP address
     created: float = 0.0  # creationTimestamp of its object, 0 when there is none; negative: of the operator's own files
 
     @property
+    def is_restored(self) -> bool:
+        """Whether an earlier agent left it in the maps, and no object has it now."""
+        return self.name == RESTORED
+
+    @property
     def backends(self) -> tuple[Backend, ...]:
-        """All backends: slots in order, then those without one."""
+        """All backends: slots in order, then those without a slot."""
         return self.selectable + self.unselectable + self.slotless
 
     @property
     def affinity_timeout_s(self) -> int:
-        """Seconds a client stays with its backend; 0 without affinity, 10800 when none is given."""
+        """Seconds for which a client keeps its backend; 0 without affinity, 10800 by default."""
         if not self.session_affinity:
             return 0
         return self.session_affinity_timeout_s or DEFAULT_AFFINITY_TIMEOUT_S

@@ -1,4 +1,4 @@
-"""State: an immutable snapshot of everything the maps shall hold, with look-ups by frontend, name and backend."""
+"""State: an immutable snapshot of the wanted contents of the maps, with look-ups by frontend, name and backend."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class StateDelta(Struct, frozen=True, gc=False):
 class State(Struct, frozen=True, gc=False, eq=False):
     """All services in dump order. `generation` counts applied States.
 
-    The indexes are built when first asked for and kept: a change of one service among 10,000 must not pay for an index
-    that is never read. Do not pass the underscored fields. `delta` spares the plan a look at every service.
+    The indexes are built on first use and kept: a change of one service among 10,000 must not pay for an index that is never
+    read. Do not pass the underscored fields. `delta` saves the plan from reading every service.
     """
 
     generation: int = 0
@@ -38,13 +38,13 @@ class State(Struct, frozen=True, gc=False, eq=False):
     _backends: dict[L3n4Addr, Backend] | None = None
 
     def __eq__(self, other: object) -> bool:
-        """Compare what the snapshot says, not which indexes were built."""
+        """Compare the contents, not the indexes."""
         if not isinstance(other, State):
             return NotImplemented
         return self.generation == other.generation and self.services == other.services
 
     def __ne__(self, other: object) -> bool:
-        """Say the opposite of `==`: msgspec's own would compare identities."""
+        """Return the opposite of `==`: msgspec's own would compare identities."""
         return not self == other
 
     def __hash__(self) -> int:
@@ -57,14 +57,14 @@ class State(Struct, frozen=True, gc=False, eq=False):
 
     @property
     def by_frontend(self) -> dict[L3n4Addr, SVC]:
-        """Each frontend row by address, port, protocol and scope. Do not change it."""
+        """Each frontend by address, port, protocol and scope. Do not change it."""
         if self._by_frontend is None:
             force_setattr(self, "_by_frontend", {svc.frontend: svc for svc in self.services})
         return self._by_frontend or {}
 
     @property
     def by_name(self) -> dict[ServiceName, tuple[SVC, ...]]:
-        """The rows of each Service, in order; wildcard rows under the Service that brought them. Do not change it."""
+        """The frontends of each Service, in order; wildcard entries under the Service that added them. Do not change it."""
         if self._by_name is None:
             index: dict[ServiceName, list[SVC]] = {}
             for svc in self.services:
@@ -74,7 +74,7 @@ class State(Struct, frozen=True, gc=False, eq=False):
 
     @property
     def backends(self) -> dict[L3n4Addr, Backend]:
-        """Each backend once, in the order of first use; the most alive state where rows differ. Do not change it."""
+        """Each backend once, in the order of first use; the most alive state where frontends differ. Do not change it."""
         if self._backends is None:
             index: dict[L3n4Addr, Backend] = {}
             for svc in self.services:
@@ -90,9 +90,9 @@ class State(Struct, frozen=True, gc=False, eq=False):
 def common_prefix_and_suffix(
     old: Sequence[SVC], new: Sequence[SVC], delta: StateDelta | None = None
 ) -> tuple[int, int]:
-    """Return how many SVCs are the same objects from the start, and from the end, on; those may not overlap.
+    """Return how many SVCs are the same objects at the start, and at the end; the two parts may not overlap.
 
-    `delta` is believed when it is of these two; else every service is looked at, without a Python step for each.
+    `delta` is used when it is of these two; else every service is compared, without a Python step for each.
     """
     if delta is not None and delta.before is old and delta.after is new:
         return delta.prefix, delta.suffix

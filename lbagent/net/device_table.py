@@ -1,4 +1,4 @@
-"""lb_device: what the programs know of devices (whether pods live behind it, whether XDP can send by it, MAC address, MTU)."""
+"""lb_device: properties of devices for the programs (pods behind it, XDP can send by it, MAC address, MTU)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ HALF = 8  # a record is two words; the first one holds ifindex
 
 
 def stacked_devices(links: Mapping[int, Link], attached: Collection[int]) -> frozenset[int]:
-    """Return those of the devices with programs (by ifindex) that lie, at any depth, over another one: a frame meets both.
+    """Return those devices with programs (by ifindex) that are, at any depth, on top of another one: a frame passes both.
 
-    A VLAN is over its device, a bond or bridge over its ports.
+    A VLAN is on top of its device, a bond or bridge on top of its ports.
     """
     over: dict[int, set[int]] = {}
     for link in links.values():
@@ -40,11 +40,11 @@ def write_devices(
     senders: Mapping[int, Link] = MappingProxyType({}),
     stacked: Collection[int] = (),
 ) -> list[str]:
-    """Make lb_device hold exactly these devices (by ifindex; True = a pod device); return names that found no place.
+    """Make lb_device hold exactly these devices (by ifindex; True = a pod device); return the names that found no slot.
 
-    `senders`: devices by which XDP can send, wanted or not; further ones get a place as long as there is one, for without it
-    their frames go by tc. `stacked`: DeviceFlag.STACKED, by ifindex. A record is stored last word first, so that a program
-    never sees a device with another one's address.
+    `senders`: devices by which XDP can send, wanted or not; further ones get a slot while there are free ones: without one, their
+    frames go by tc. `stacked`: DeviceFlag.STACKED, by ifindex. A record is stored last word first, so that a program never reads
+    a device with another one's address.
     """
     devices = dict(wanted) | {index: (link, False) for index, link in senders.items() if index not in wanted}
     with maps.window(MAP, 0, DEVICES * LB_DEVICE.size) as view:

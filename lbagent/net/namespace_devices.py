@@ -1,4 +1,4 @@
-"""Whether an agent's devices are in this network namespace: a name and an index are in many, a MAC address in one."""
+"""Whether an agent's devices are in this network namespace: many have the same name and index, a MAC address identifies one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def are_here(devices: Mapping[str, int], macs: Mapping[int, bytes]) -> bool:
 
 
 def device_macs(maps: LBMaps) -> dict[int, bytes]:
-    """Return the MAC addresses of the devices by which published next hops are reached, by index."""
+    """Return the MAC addresses of the devices of published next hops, by index."""
     record = nexthop.RECORD
     with maps.window(nexthop.MAP, 0, layout.NEXTHOPS * record.size) as view:
         data = bytes(view)

@@ -1,9 +1,8 @@
-"""Asks the kernel to keep the neighbours of backends and gateways resolved, so that no packet meets an empty next hop.
+"""Has the kernel keep the neighbours of backends and gateways resolved, so that no packet meets an unresolved next hop.
 
-From Linux 5.16 the kernel does it by itself (NTF_EXT_MANAGED); before, the agent asks again and again (NTF_USE). Either way
-the kernel forgets: with the carrier of a device, at `ip neigh flush`, when its table is full. What is wanted and not kept is asked
-for again.
-Source: net/core/neighbour.c `neigh_add`, `neigh_carrier_down` (behaviour).
+From Linux 5.16 the kernel does it by itself (NTF_EXT_MANAGED); before, the agent repeats its requests (NTF_USE). In both cases
+the kernel may drop an entry: with the carrier of a device, at `ip neigh flush`, when its table is full. Then the agent requests
+it again. Source: net/core/neighbour.c `neigh_add`, `neigh_carrier_down` (behaviour).
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from lbagent.iproute import AsyncIPRoute, NetlinkError
+from lbagent.mapped_address import mapped, unmapped
 from lbagent.maps.layout import LB_NEIGHBOR_KEY
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.family import Family
@@ -25,29 +25,28 @@ from lbagent.net.paths import Hop
 MAP = "lb_neighbor"
 NTF_USE = 1
 NUD_NONE = 0
-OUR_PROTOCOL = 76  # marks the entries that an agent asked for (`ip -d neigh`: proto 76); which one, its map says
+OUR_PROTOCOL = 76  # marks entries requested by an agent (`ip -d neigh`: proto 76); lb_neighbor lists its own ones
 MAX_MANAGED = 512  # half of the kernel's usual gc_thresh3: never crowd out the stack's own neighbours
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0  # between two requests for a neighbour that the kernel does not keep
-ASK_INTERVAL_S = 20.0  # a neighbour asked for by NTF_USE stays reachable for at least 15 s and resolved far longer
-_V4_MAPPED = bytes(10) + b"\xff\xff"
+ASK_INTERVAL_S = 20.0  # a neighbour requested by NTF_USE stays reachable for at least 15 s and resolved far longer
 
 
 class KernelNeighbours(msgspec.Struct, frozen=True):
-    """What the kernel says of its neighbours and devices right now (netlink.py)."""
+    """The kernel's current neighbours and devices (netlink.py)."""
 
     resolved: Mapping[Hop, bytes]
     managed: set[
         Hop
-    ]  # the keeper adds what it asked for: of a new entry the kernel tells only when it is resolved or failed
+    ]  # the keeper adds its requests: for a new entry the kernel sends an event only when it is resolved or failed
     permanent: Collection[Hop]
     carriers: Collection[int]  # devices by which frames can leave
 
 
 class AskPacer:
-    """Says when a neighbour may be asked for: at once, then after pauses that double. `now` is seconds of any steady clock."""
+    """Limits the requests for a neighbour: the first at once, then after doubling pauses. `now`: seconds of any steady clock."""
 
     def __init__(self) -> None:
-        self._asked: dict[Hop, tuple[float, float]] = {}  # when, and how long the next request has to wait
+        self._asked: dict[Hop, tuple[float, float]] = {}  # time of the last request, and the pause before the next one
 
     def due_in(self, hop: Hop, now: float) -> float:
         """Return the seconds until the next request; 0 = now."""
@@ -59,38 +58,38 @@ class AskPacer:
         return now - self._asked[hop][0] if hop in self._asked else math.inf
 
     def ask(self, hop: Hop, now: float) -> None:
-        """Take note of a request. The next pause is twice the last one, unless that is long over."""
+        """Record a request. The next pause is twice the last one, unless that is long over."""
         at, pause = self._asked.get(hop, (now, 0.0))
         rested = now - at > LAST_PAUSE_S + pause
         self._asked[hop] = (now, FIRST_PAUSE_S if rested or not pause else min(2 * pause, LAST_PAUSE_S))
 
     def forget(self, keep: Collection[Hop]) -> None:
-        """Forget the neighbours that are not in `keep`: their next request is a first one."""
+        """Remove the neighbours that are not in `keep`: their next request counts as the first."""
         self._asked = {hop: value for hop, value in self._asked.items() if hop in keep}
 
 
 class NeighbourKeeper:
-    """Follows the set of wanted neighbours with requests to the kernel. `maps` has whom this agent asked for."""
+    """Sends the kernel requests for the set of wanted neighbours. `maps` holds those that this agent requested."""
 
     def __init__(self, maps: LBMaps) -> None:
         self._maps = maps
         self._kept = owned(maps)
         self._pacer = AskPacer()
         self.managed = True
-        self._tried = False  # whether the kernel knows NTF_EXT_MANAGED
+        self._tried = False  # whether the kernel supports NTF_EXT_MANAGED
         self.left_out = 0  # wanted neighbours beyond MAX_MANAGED
-        self.table_full = False  # the kernel's: it refused an entry
+        self.table_full = False  # the kernel's table: it refused an entry
 
     @property
     def kept(self) -> Collection[Hop]:
-        """The neighbours that the kernel was asked to keep resolved."""
+        """The neighbours that the kernel is requested to keep resolved."""
         return self._kept
 
     async def keep(self, wanted: Iterable[Hop], kernel: KernelNeighbours, now: float) -> float | None:
-        """Have exactly these kept resolved, the first ones if they are too many. Raises OSError.
+        """Keep exactly these resolved, the first ones if they are too many. Raises OSError.
 
-        Configured (permanent) entries are never touched: asking would unset them. Returns the seconds until it wants to be
-        called again though nothing has changed; None: not before.
+        Configured (permanent) entries are never touched: a request would unset them. Returns the seconds until the next call
+        without a change; None: no call is needed.
         """
         wishes = [hop for hop in dict.fromkeys(wanted) if hop not in kernel.permanent]
         self.left_out = max(0, len(wishes) - MAX_MANAGED)
@@ -116,7 +115,7 @@ class NeighbourKeeper:
         return hop in kernel.resolved and self._pacer.age(hop, now) < ASK_INTERVAL_S
 
     def _own(self, hops: set[Hop]) -> None:
-        """Write whom we ask for: before the kernel is asked those that come, afterwards without those that go."""
+        """Write the requested neighbours to the map: new ones before the request to the kernel, removed ones after it."""
         self._maps.put_many(MAP, [(_key(hop), b"\1") for hop in sorted(hops - self._kept)])
         self._maps.delete_many(MAP, [_key(hop) for hop in sorted(self._kept - hops)])
         self._kept = hops
@@ -132,7 +131,7 @@ class NeighbourKeeper:
                 continue  # its event may still be on the way
             error = await _request(ipr, hop, managed=self.managed)
             if self.managed and not self._tried and error in (0, errno.EINVAL, errno.EOPNOTSUPP):
-                self._tried = True  # a kernel that does not know the flag refuses it, or passes over it
+                self._tried = True  # a kernel without the flag refuses it, or ignores it
                 self.managed = bool(await _flags(ipr, hop, "NDA_FLAGS_EXT") & NTF_EXT_MANAGED)
                 if not self.managed:
                     error = await _request(ipr, hop, managed=False)
@@ -142,7 +141,7 @@ class NeighbourKeeper:
             self._pacer.ask(hop, now)
 
     def problems(self) -> list[tuple[str, str, str]]:
-        """Return what an operator should know: about what, what is so, what to do."""
+        """Return the problems for the operator: subject, problem, what to do."""
         out = []
         if self.left_out:
             text = f"{self.left_out} neighbours of backends and gateways are not kept resolved (limit {MAX_MANAGED})"
@@ -154,14 +153,14 @@ class NeighbourKeeper:
 
 
 async def _request(ipr: AsyncIPRoute, hop: Hop, *, managed: bool) -> int:
-    """Ask for a neighbour, or (not `managed`) take that mark away. Returns 0 or the errno of the kernel's refusal."""
+    """Request a neighbour, or (not `managed`) remove that mark. Returns 0 or the errno of the kernel's refusal."""
     ifindex, address = hop
     text = socket.inet_ntop(SOCKET_FAMILY[Family.of(address)], address)
     extra = {"NDA_FLAGS_EXT": NTF_EXT_MANAGED} if managed else {"flags": NTF_USE}
     try:
         await ipr.neigh("replace", dst=text, ifindex=ifindex, state=NUD_NONE, NDA_PROTOCOL=OUR_PROTOCOL, **extra)
     except NetlinkError as error:
-        # ENODEV, ENETDOWN and the like: the device is going, its event follows
+        # ENODEV, ENETDOWN and the like: the device is about to go, its event follows
         return int(error.code)
     return 0
 
@@ -182,11 +181,11 @@ async def _flags(ipr: AsyncIPRoute, hop: Hop, name: str) -> int:
 
 def _key(hop: Hop) -> bytes:
     ifindex, address = hop
-    return LB_NEIGHBOR_KEY.pack(ifindex, address if len(address) == 16 else _V4_MAPPED + address)
+    return LB_NEIGHBOR_KEY.pack(ifindex, mapped(address))
 
 
 def owned(maps: LBMaps) -> set[Hop]:
-    """Return the neighbours that the agent of these maps asked for, by its own word: it may have died since."""
+    """Return the neighbours that the agent of these maps requested, by its map: the agent may have died since."""
     out: set[Hop] = set()
     if MAP not in maps.specs:  # pins of an earlier version
         return out
@@ -194,14 +193,14 @@ def owned(maps: LBMaps) -> set[Hop]:
         ifindex, address = LB_NEIGHBOR_KEY.unpack(key)
         assert isinstance(ifindex, int)
         assert isinstance(address, bytes)
-        out.add((ifindex, address.removeprefix(_V4_MAPPED)))
+        out.add((ifindex, unmapped(address)))
     return out
 
 
 async def release(hops: Collection[Hop]) -> set[Hop]:
-    """Take the marks of these neighbours away (for `cleanup`); the entries age out as any other. Returns those that had one.
+    """Remove the marks of these neighbours (for `cleanup`); the entries age out as usual. Returns those that had one.
 
-    They are not deleted: another agent may need one of them as well, and asks for the mark again when it is gone.
+    They are not deleted: another agent may need one of them, too, and requests the mark again when it is gone.
     """
     found = set()
     async with AsyncIPRoute() as ipr:
@@ -210,5 +209,5 @@ async def release(hops: Collection[Hop]) -> set[Hop]:
                 await _request(ipr, hop, managed=False)
                 found.add(hop)
             elif await _flags(ipr, hop, "NDA_PROTOCOL") == OUR_PROTOCOL:
-                found.add(hop)  # asked for by NTF_USE
+                found.add(hop)  # requested by NTF_USE
     return found

@@ -1,7 +1,7 @@
-"""The kernel's network as a snapshot that follows it: one dump, then events. What the drivers do with XDP is read beside it.
+"""The kernel's network as a snapshot that follows it: one dump, then events. The XDP features of the drivers are read, too.
 
-Links, addresses and neighbours follow their events; routes and rules are dumped anew after any event that may concern them,
-because the kernel takes routes away with a device or an address without saying so. A lost event (ENOBUFS) means a new dump.
+Links, addresses and neighbours follow their events. Routes and rules are dumped again after any event that may concern them,
+because the kernel removes routes with a device or an address without an event. A lost event (ENOBUFS) causes a new dump.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork
 GROUPS = 0x1 | 0x4 | 0x10 | 0x40 | 0x80 | 0x100 | 0x400 | 0x40000
 SETTLE_S = 0.02  # events come in bursts: one snapshot for a burst
 ROUTE_SHARE = 10  # dumping routes may take at most a tenth of the time
-RETRY_S = 1.0
+NETLINK_RETRY_DELAY_S = 1.0
 NEIGHBOUR_EVENTS = ("RTM_NEWNEIGH", "RTM_DELNEIGH")
 LINK_EVENTS = ("RTM_NEWLINK", "RTM_DELLINK")
 ADDRESS_EVENTS = ("RTM_NEWADDR", "RTM_DELADDR")
@@ -46,7 +46,7 @@ class NetworkWatcher:
         self.permanent: set[tuple[int, bytes]] = set()  # configured by hand: neighbours.py leaves them alone
         self.managed: set[tuple[int, bytes]] = set()  # the kernel keeps them resolved
         self.carriers: set[int] = set()  # devices by which frames can leave
-        self.features: dict[int, XdpFeature] = {}  # by device; empty where the kernel does not tell
+        self.features: dict[int, XdpFeature] = {}  # by device; empty where the kernel does not report them
         self.on_forgotten: Callable[[], None] = lambda: None  # a neighbour is no longer kept, or a carrier came back
         self._forgotten = False
         self._tables: tuple[RouteTable, RouteTable, RouteTable, RouteTable] = (RouteTable(()),) * 4
@@ -69,7 +69,7 @@ class NetworkWatcher:
         return self.network
 
     async def run(self, on_change: OnChange) -> None:
-        """Follow the kernel for ever."""
+        """Follow the kernel without end."""
         queue: asyncio.Queue[Any] = asyncio.Queue()
         with self._following_features(queue):
             while True:
@@ -77,7 +77,7 @@ class NetworkWatcher:
                 try:
                     await self._follow(queue, reader, on_change)
                 except (OSError, NetlinkError):
-                    await asyncio.sleep(RETRY_S)
+                    await asyncio.sleep(NETLINK_RETRY_DELAY_S)
                 finally:
                     reader.cancel()
                     await asyncio.gather(reader, return_exceptions=True)
@@ -86,7 +86,7 @@ class NetworkWatcher:
                 await self._restart(on_change)
 
     def neighbours(self) -> KernelNeighbours:
-        """Return what the kernel says of neighbours and carriers: live sets, to be read before the next wait."""
+        """Return the kernel's neighbours and carriers: live sets, to be read before the next wait."""
         return KernelNeighbours(self._neighbours, self.managed, self.permanent, self.carriers)
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class NetworkWatcher:
             events.close()
 
     async def _read_features(self) -> None:
-        """Read all drivers' features (in a thread: the kernel may be holding the lock of its devices)."""
+        """Read all drivers' features (in a thread: the kernel may be holding its device lock)."""
         self._features_dirty = False
         new = await asyncio.to_thread(features.xdp_features)
         self._dirty |= new != self.features
@@ -176,7 +176,7 @@ class NetworkWatcher:
     def _apply_link(self, message: Any) -> None:
         new = netlink_messages.link(message)
         if message["event"] == "RTM_DELLINK":
-            if message["family"] == 0:  # a bridge port leaving is no device leaving
+            if message["family"] == 0:  # a port that leaves a bridge is no removed device
                 self._dirty |= self._links.pop(new.index, None) is not None
                 self.carriers.discard(new.index)
                 self.features.pop(new.index, None)
@@ -188,7 +188,7 @@ class NetworkWatcher:
         self._routes_dirty |= self._dirty
 
     def _apply_carrier(self, index: int, *, carrier: bool) -> None:
-        """A carrier that comes back is news though nothing else of the device has changed: its neighbours were forgotten."""
+        """A carrier that returns is a change by itself: the kernel has dropped the neighbours of its device."""
         if carrier and index not in self.carriers:
             self._forgotten = True
         (self.carriers.add if carrier else self.carriers.discard)(index)
@@ -270,7 +270,7 @@ class NetworkWatcher:
 
 
 def _unless_same(before: RouteTable, routes: Iterable[Route]) -> RouteTable:
-    """Return a table of these routes: the one before when they are the same, so that a change is seen by identity."""
+    """Return a table of these routes: the previous one if they are equal, so that a change is seen by identity."""
     new = RouteTable(routes)
     is_same = set(new.routes) == set(before.routes) and new.default_devices == before.default_devices
     return before if is_same else new

@@ -1,4 +1,4 @@
-"""pyroute2's messages to this package's records. Pure: messages in, values out; what cannot be used is None."""
+"""Converts pyroute2's messages to this package's records. Pure: messages in, values out; None for unusable messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABLE_LOCAL, TABLE_MAIN = 255, 254
 TYPE_UNICAST, TYPE_LOCAL = 1, 2
 PROTOCOL_KERNEL = 2  # the kernel made the route, with an address
 TYPES_REFUSING = frozenset({6, 7, 8})  # blackhole, unreachable, prohibit
-ROUTE_DEAD = 1  # RTNH_F_DEAD: the kernel passes over it
+ROUTE_DEAD = 1  # RTNH_F_DEAD: the kernel ignores it
 ROUTE_CLONED = 0x200  # a cache entry, not a route
 LINK_UP = 1
 LINK_LOWER_UP = 0x10000  # the driver has a carrier: the other end of the cable is there
@@ -31,7 +31,7 @@ KERNEL_RULES = frozenset({(0, 255), (32766, 254), (32767, 253)})  # priority, ta
 
 
 def packed(text: str | None) -> bytes:
-    """Turn an address in text into bytes; nothing into b''."""
+    """Convert an address in text to bytes; nothing to b''."""
     if not text:
         return b""
     return socket.inet_pton(socket.AF_INET6 if ":" in text else socket.AF_INET, text)
@@ -55,7 +55,7 @@ def link(message: Any) -> Link:
 
 
 def has_carrier(message: Any) -> bool:
-    """Say whether frames can leave by the device of RTM_NEWLINK: it is up and has a carrier."""
+    """Return whether frames can leave by the device of RTM_NEWLINK: it is up and has a carrier."""
     wanted = LINK_UP | LINK_LOWER_UP
     return bool(message["flags"] & wanted == wanted)
 
@@ -106,13 +106,13 @@ def _gateway(message: Any) -> bytes:
 
 
 def usual_rule(message: Any) -> bool:
-    """Say whether a policy rule is one of the kernel's own three."""
+    """Return whether a policy rule is one of the kernel's own three."""
     table = message.get_attr("FRA_TABLE") or message["table"]
     return (message.get_attr("FRA_PRIORITY") or 0, table) in KERNEL_RULES
 
 
 class NeighbourMessage(NamedTuple):
-    """What RTM_NEWNEIGH or RTM_DELNEIGH says of one neighbour."""
+    """One neighbour of RTM_NEWNEIGH or RTM_DELNEIGH."""
 
     hop: tuple[int, bytes]  # ifindex, address
     mac: bytes  # b'': not resolved

@@ -1,8 +1,8 @@
 """The table of next hops: a 12-bit index for each resolved neighbour, so that programs forward without a FIB look-up.
 
-A record is immutable while its index is in use: programs and flows keep the index, so another MAC or another route means
-another index. `ifindex` 0 retires a record: a program that still holds the index asks the FIB and learns again. A retired index is
-given out again only after the longest flow time-out, when no flow can hold it any more.
+A record is immutable while its index is in use: programs and flows keep the index, so a new MAC or route gets a new index.
+`ifindex` 0 retires a record: a program that still holds the index looks up the FIB and learns a new one. A retired index is
+reused only after the longest flow time-out, when no flow can hold it any more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CAPACITY = layout.NEXTHOPS - 1  # index 0 means unknown
 
 
 class Record(NamedTuple):
-    """One next hop as the programs see it. `xdp`: XDP may send frames by this device (xdp_output.py); else they go by tc."""
+    """One next hop for the programs. `xdp`: XDP may send frames by this device (xdp_output.py); else they go by tc."""
 
     dmac: bytes
     smac: bytes
@@ -47,12 +47,12 @@ class NextHopTable:
         self._hops: dict[Hop, int] = {}
         self._retired: deque[tuple[float, int]] = deque()
         self._fresh = iter(range(1, CAPACITY + 1))
-        self.no_xdp: Collection[int] = frozenset()  # devices that take no frames from XDP
+        self.no_xdp: Collection[int] = frozenset()  # devices that accept no frames from XDP
         self.full = False
         self.capacity = CAPACITY
 
     def restore(self, now: float) -> None:
-        """Take over what an earlier agent published."""
+        """Load the records that an earlier agent published."""
         used = set()
         with self._maps.window(MAP, 0, layout.NEXTHOPS * RECORD.size) as view:
             data = bytes(view)
@@ -75,7 +75,7 @@ class NextHopTable:
         self._repair_ids()
 
     def _repair_ids(self) -> None:
-        """Finish what an agent killed between two writes left: ids without a record, records without an id."""
+        """Repair what an agent killed between two writes left: ids without a record, records without an id."""
         wanted = {_id_key(record): index.to_bytes(4, "little") for index, record in self._records.items()}
         found = dict(self._maps.items(ID_MAP))
         self._maps.delete_many(ID_MAP, [key for key in found if key not in wanted])
@@ -91,7 +91,7 @@ class NextHopTable:
         return len(self._records)
 
     def update(self, network: NodeNetwork, wanted: Iterable[Hop], outdated: Iterable[Hop], now: float) -> bool:
-        """Follow the network: retire what is outdated or gone, publish what is new; say whether any neighbour's index changed.
+        """Follow the network: retire outdated or removed hops, publish new ones; return whether any neighbour's index changed.
 
         `wanted` neighbours (of backends) get an index first when the table is nearly full; `outdated` are those whose routes
         changed (`outdated_hops`).
@@ -125,7 +125,7 @@ class NextHopTable:
         return index
 
     def _publish(self, fresh: Mapping[Record, int]) -> None:
-        """Write the records whole, then make them findable."""
+        """Write the whole records, then make them findable."""
         if not fresh:
             return
         words = []
@@ -156,7 +156,7 @@ def _id_key(record: Record) -> bytes:
 
 
 def resolved_hops(network: NodeNetwork, no_xdp: Collection[int] = ()) -> dict[Hop, Record]:
-    """Return the neighbours that frames can be sent to right now, `no_xdp`: by tc alone."""
+    """Return the neighbours to which frames can be sent now, `no_xdp`: by tc alone."""
     out = {}
     for (ifindex, address), mac in network.neighbours.items():
         link = network.links.get(ifindex)
@@ -166,9 +166,9 @@ def resolved_hops(network: NodeNetwork, no_xdp: Collection[int] = ()) -> dict[Ho
 
 
 def outdated_hops(old: NodeNetwork, new: NodeNetwork, pod_devices: tuple[str, ...]) -> set[Hop]:
-    """Return the neighbours through which flows may have learned a way that the new routes no longer say.
+    """Return the neighbours that flows may have learned as a path which the new routes no longer have.
 
-    A new route to a pod of this node is left out: no flow to that address went another way before.
+    A new route to a pod of this node is left out: flows to that address had no other path before.
     """
     out: set[Hop] = set()
     for before, after in ((old.routes4, new.routes4), (old.routes6, new.routes6)):

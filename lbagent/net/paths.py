@@ -1,4 +1,4 @@
-"""How packets reach a backend from this node: local or not, by which source address, next hop and packet size. Pure.
+"""The path of packets from this node to a backend: local or not, source address, next hop and packet size. Pure.
 
 Source of the local rule: docs/datapath.md (a backend is local when its endpoint's nodeName is this node; without a nodeName,
 when its address is one of this node's own or its route leaves through a --pod-device).
@@ -21,10 +21,10 @@ from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork
 
 MAX_MTU = 0xFFFF  # the path record's field
 ETHERNET_ADDRESS = 6  # bytes
-UNKNOWN_HOP = 0  # the program asks the kernel's FIB
+UNKNOWN_HOP = 0  # the program looks up the kernel's FIB
 NO_OUTPUT = 0  # no index of a device: packets stay on this node
 ANY_DEVICE = -1  # no index of a device
-RECENT = 1024  # answers kept: the ports of an address are asked for one soon after the other
+RECENT = 1024  # cached answers: the ports of an address are requested soon after each other
 BETWEEN_YIELDS = 64  # backends
 LOOPBACK = 1  # the index of `lo` in every network namespace
 
@@ -42,12 +42,12 @@ class PathSettings(msgspec.Struct, frozen=True):
 
     @property
     def keeps_pods(self) -> bool:
-        """Whether pods keep their address towards backends on other nodes: they are what is behind a --pod-device."""
+        """Whether pods (behind a --pod-device) keep their address towards backends on other nodes."""
         return bool(self.pod_devices) and not self.masquerade_all
 
 
 class PathNeeds(msgspec.Struct):
-    """What the paths to a set of backends need, and the backends of it that have no usable path."""
+    """The needs of the paths to a set of backends, and the backends without a usable path."""
 
     hops: set[Hop] = msgspec.field(default_factory=set)  # neighbours
     unusable: dict[bytes, str] = msgspec.field(default_factory=dict)  # addresses that cannot be reached, and why
@@ -55,7 +55,7 @@ class PathNeeds(msgspec.Struct):
     outputs: set[int] = msgspec.field(default_factory=set)  # devices by which remote backends are reached
 
     def update(self, other: PathNeeds) -> None:
-        """Add what another set of backends needs."""
+        """Add the needs of another set of backends."""
         self.hops |= other.hops
         self.unusable |= other.unusable
         self.forwards |= other.forwards
@@ -66,8 +66,7 @@ class PathFinder:
     """Answer `finder(backend)` for one snapshot of the network.
 
     `needs` collects what the answers need, so that nexthop.py can keep exactly those neighbours resolved. `recounting` removes
-    from it what only backends needed that are gone. Equal answers are one object: 100,000 backends behind a few gateways cost a
-    few records.
+    the needs of removed backends. Equal answers are one object: 100,000 backends behind a few gateways cost a few records.
     """
 
     def __init__(self, network: NodeNetwork, settings: PathSettings, index_of: Callable[[Hop], int]) -> None:
@@ -77,12 +76,12 @@ class PathFinder:
         self.needs = PathNeeds()
         self._pending = PathNeeds()  # of the answers since `settle`
         self._recount: PathNeeds | None = None  # while backends are recounted
-        self._noting: tuple[PathNeeds, ...] = (self.needs, self._pending)  # where an answer is noted
+        self._noting: tuple[PathNeeds, ...] = (self.needs, self._pending)  # target for the needs of an answer
         self._index_of = index_of
         self._shared: dict[PathInfo, PathInfo] = {}
-        self._recent: dict[tuple[bytes, str], PathInfo] = {}  # of the backends asked for last, by address and node
-        self._faults: dict[int, str] = {}  # by id of a route: why no packet takes it, '' when one does
-        self._behind: dict[int, PathInfo] = {}  # by id of a route with a gateway: the same for all that take it
+        self._recent: dict[tuple[bytes, str], PathInfo] = {}  # of the last backends requested, by address and node
+        self._faults: dict[int, str] = {}  # by id of a route: why it takes no packet, '' when it does
+        self._behind: dict[int, PathInfo] = {}  # by id of a route with a gateway: the same for all packets on it
         self._pods = frozenset(
             link.index for link in network.links.values() if is_pod_device(link.name, settings.pod_devices)
         )
@@ -102,21 +101,21 @@ class PathFinder:
 
     @property
     def forwards(self) -> set[Family]:
-        """Families of which a backend is no socket of this node: the kernel must forward."""
+        """Families with a backend that is no socket of this node: the kernel must forward."""
         return self.needs.forwards
 
     @property
     def outputs(self) -> set[int]:
-        """Devices by which remote backends are reached: their replies come in there."""
+        """Devices by which remote backends are reached: their replies arrive there."""
         return self.needs.outputs
 
     def settle(self) -> None:
-        """Take note that a plan is written: from now on a recount of the backends in use covers every answer so far."""
+        """Mark that a plan is written: from now on a recount of the backends in use covers every answer so far."""
         self._pending = PathNeeds()
         self._forget_answers()
 
     def recounting(self, backends: Iterable[Backend]) -> Cooperative[None]:
-        """Make `needs` those of `backends`, the ones in use, and of the answers since `settle`: a plan may be under way."""
+        """Set `needs` to those of `backends`, the ones in use, and of the answers since `settle`: a plan may be in progress."""
         self._recount = recount = PathNeeds()
         recount.update(self._pending)
         self._forget_answers()
@@ -124,13 +123,13 @@ class PathFinder:
             self._noting = (recount,)
             self._find_path(backend)
             if number % BETWEEN_YIELDS == 0:
-                self._forget_answers()  # what a plan needs is noted as needed by it
+                self._forget_answers()  # needs of a plan are recorded by the plan
                 yield
         self.needs, self._recount = recount, None
         self._forget_answers()
 
     def _forget_answers(self) -> None:
-        """Find each path again, so that what it needs is noted: always, for the plan under way, in the recount if there is one."""
+        """Resolve each path again to record its needs: always, for the plan in progress, in the recount if there is one."""
         self._noting = (self.needs, self._pending, *([self._recount] if self._recount else []))
         self._recent.clear()
         self._behind.clear()
@@ -168,7 +167,7 @@ class PathFinder:
     def output(self, backend: Backend) -> int | None:
         """Return the device by which packets leave to a backend, NO_OUTPUT for one on this node, None where no packet can.
 
-        Of a route with several next hops it is the first one's. Nothing is noted in `needs`.
+        For a route with several next hops it is the first one's. Records nothing in `needs`.
         """
         route = self.network.route(backend.address.address)
         if self.network.is_own(backend.address.address) or self._is_on_this_node(backend, route):
@@ -176,13 +175,13 @@ class PathFinder:
         return None if route is None or self._fault(route) else route.ifindex
 
     def _is_on_this_node(self, backend: Backend, route: Route | None) -> bool:
-        """Say whether a backend that has no address of this node is one of its pods."""
+        """Return whether a backend without an address of this node is one of its pods."""
         if backend.node_name:
             return backend.node_name == self.settings.node_name
         return route is not None and route.ifindex in self._pods
 
     def _fault(self, route: Route | None) -> str:
-        """Return why no packet takes this route; '' when one does."""
+        """Return why this route takes no packet; '' when it does."""
         if route is None:
             return "there is no route to it"
         if not route.unicast:
@@ -200,7 +199,7 @@ class PathFinder:
         mtu, source = self._mtu(route, link), self._source(address, route)
         further, kept = self._further_of(len(address)), self._kept_sources(len(address), source, route, local=local)
         if local:
-            # the source is for flows whose client's address cannot be kept: a pod that meets itself, two alike of one client
+            # the source is for flows that cannot keep the client's address: a hairpin pod, two equal flows of one client
             return PathInfo(source, UNKNOWN_HOP, mtu, local=True, host=False, further=further, kept=kept)
         if link is not None:
             for needs in self._noting:
@@ -234,11 +233,11 @@ class PathFinder:
         return known
 
     def _kept_sources(self, width: int, source: bytes, route: Route | None, *, local: bool) -> frozenset[bytes]:
-        """Return the addresses that a path keeps as its source, though it would get `source` today.
+        """Return the addresses that a path keeps as its source, even if a new path would get `source`.
 
-        None where the route names its source (`src`). Else those of the output device and of loopback, which is behind every
-        device; without addresses there, and for a backend on this node, all of the node. Where `source` is one that --node-ip
-        names, only what --node-ip names.
+        None where the route sets its source (`src`). Else those of the output device and of loopback, which counts for every
+        device; without addresses there, and for a backend on this node, all of the node. If `source` is an address of --node-ip,
+        only those of --node-ip.
         """
         if route is not None and route.prefsrc and not route.connected:
             return frozenset()
@@ -253,7 +252,7 @@ class PathFinder:
         return known.intersection(given) if source in given else known
 
     def _further_of(self, width: int) -> tuple[FurtherAddress, ...]:
-        """Return the further source addresses of a family. Whose path has one of them first leaves it out (further_paths.py)."""
+        """Return the further source addresses of a family. A path that has one of them first leaves it out (further_paths.py)."""
         known = self._further.get(width)
         if known is None:
             known = self._further[width] = tuple(
@@ -264,9 +263,9 @@ class PathFinder:
 
 
 def gateways(network: NodeNetwork) -> list[Hop]:
-    """Return the neighbours behind which other networks are, those of the shortest prefixes first (the default gateways).
+    """Return the neighbours that lead to other networks, those of the shortest prefixes first (the default gateways).
 
-    Replies to clients go by them. Clients and backends without a gateway are not among them.
+    Replies to clients use them. Clients and backends without a gateway are not among them.
     """
     out: dict[Hop, None] = {}
     for route in sorted((*network.routes4.routes, *network.routes6.routes), key=lambda route: route.bits):
@@ -282,7 +281,7 @@ def _sends_frames(link: Link | None) -> bool:
 
 
 def is_pod_device(name: str, patterns: tuple[str, ...]) -> bool:
-    """Say whether a --pod-device pattern (shell style) names this device."""
+    """Return whether a --pod-device pattern (shell style) matches this device."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -293,11 +292,11 @@ def preferred_source(
     route: Route | None,
     further: Collection[bytes] = (),
 ) -> bytes:
-    """Return the address of this node that a packet to `address` should carry; b'' when the node has none of the family.
+    """Return the source address for packets from this node to `address`; b'' when the node has none of the family.
 
-    The route's own choice first, then an address of the output device (one the next hop shares a subnet with, one given by
-    --node-ip, any), then --node-ip, then any: as the kernel does for a socket without a bound address. Of addresses that will
-    do equally, one of `further` comes last: it is there for flows that find no port of the first one.
+    The route's `src` first, then an address of the output device (one the next hop shares a subnet with, one given by --node-ip,
+    any), then --node-ip, then any: as the kernel does for a socket without a bound address. Among equal candidates, one of
+    `further` comes last: it is reserved for flows that find no port of the first one.
     """
     if route is not None and route.prefsrc:
         return route.prefsrc

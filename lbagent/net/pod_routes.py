@@ -1,6 +1,6 @@
-"""Routes that this machine's kernel has to the pods of other machines: those of one routing protocol number in one table.
+"""Routes in this machine's kernel to the pods of other machines: those of one routing protocol number in one table.
 
-The number says whose they are (rtnetlink(7), rtm_protocol): routes of other programs are neither seen nor touched.
+The number identifies the owner (rtnetlink(7), rtm_protocol): routes of other programs are neither read nor changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ADVICE = {
 
 
 class PodRoute(Struct, frozen=True):
-    """A route; texts. `gateway` is '' for one that leads nowhere, or by a device alone; `refuses`: blackhole and its kind."""
+    """A route; texts. `gateway` is '' for a route without one; `refuses`: blackhole and similar kinds."""
 
     destination: str
     gateway: str = ""
@@ -54,13 +54,13 @@ class PodRoutes:
         return found
 
     async def add(self, destination: str, gateway: str) -> None:
-        """Make a route; one that is there, of whichever program, is an error. Raises KernelError."""
+        """Add a route; an existing one, of any program, is an error. Raises KernelError."""
         with _kernel_errors("making a route", f"{destination} via {gateway}"):
             async with AsyncIPRoute() as ipr:
                 await ipr.route("add", dst=destination, gateway=gateway, table=self._table, proto=self._protocol)
 
     async def delete(self, route: PodRoute) -> None:
-        """Remove a route that `list` gave; one that is gone is no error. Raises KernelError."""
+        """Remove a route that `list` returned; one that is gone is no error. Raises KernelError."""
         words: dict[str, Any] = {"dst": route.destination, "table": self._table, "proto": self._protocol}
         words["scope"] = SCOPE_NOWHERE
         if route.gateway:

@@ -11,7 +11,7 @@ import msgspec
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):
-    """One route. `simple` is false when the output cannot be said from it alone (several next hops, encapsulation)."""
+    """One route. `simple` is false when the route alone does not determine the output (several next hops, encapsulation)."""
 
     network: bytes
     bits: int
@@ -26,14 +26,14 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     connected: bool = False  # made by the kernel with an address, its `prefsrc`; in any other one that is a setting
 
 
-BLOCK_BITS = {4: 24, 16: 64}  # by bytes of an address: all addresses of a block mostly take one route
+BLOCK_BITS = {4: 24, 16: 64}  # by bytes of an address: all addresses of a block usually use one route
 MAX_BLOCKS = 4096
 
 
 class RouteTable:
-    """Immutable table of one family, a dictionary a prefix length; a look-up costs at most one probe a length in use.
+    """Immutable table of one family, one dictionary per prefix length; a look-up costs at most one probe per length in use.
 
-    What a block of addresses takes is remembered: 100,000 backends are in a few hundred of them.
+    The routes of a block of addresses are cached: 100,000 backends are in a few hundred of them.
     """
 
     __slots__ = ("_by_bits", "_divided", "_of_block", "_shift", "default_devices", "routes")
@@ -91,7 +91,7 @@ class RouteTable:
 
 
 def contains(network: bytes, bits: int, address: bytes) -> bool:
-    """Say whether the prefix holds the address (both of one family, else false)."""
+    """Return whether the prefix holds the address (both of one family, else false)."""
     if len(network) != len(address):
         return False
     shift = len(network) * 8 - bits

@@ -1,4 +1,4 @@
-"""What this node's network is right now: an immutable value. Pure; netlink.py fills it, paths.py and nexthop.py read it."""
+"""The current network of this node: an immutable value. Pure; netlink.py fills it, paths.py and nexthop.py read it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lbagent.kernel.features import XdpFeature
 from lbagent.model.family import Family
 from lbagent.net.routes import Route, RouteTable
 
-LOOPBACK4 = 127  # 127.0.0.0/8 is the node's own, whatever the addresses say
+LOOPBACK4 = 127  # 127.0.0.0/8 is the node's own, whatever its addresses are
 
 
 class Link(msgspec.Struct, frozen=True, gc=False):
@@ -30,9 +30,9 @@ class Link(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeAddress(msgspec.Struct, frozen=True, gc=False):
-    """An address of this node. `source` says whether the kernel would pick it by itself (global, not deprecated).
+    """An address of this node. `source`: whether the kernel would select it by itself (global, not deprecated).
 
-    A `deprecated` one is not picked any more: what has it goes on with it (RFC 4862 §5.5.4).
+    A `deprecated` one is no longer selected; its existing users keep it (RFC 4862 §5.5.4).
     """
 
     address: bytes
@@ -46,9 +46,9 @@ Neighbours = Mapping[tuple[int, bytes], bytes]  # (ifindex, address) -> MAC
 
 
 class NodeNetwork(msgspec.Struct, frozen=True):
-    """Links, addresses, routes of the main table, resolved neighbours, what the drivers do with XDP.
+    """Links, addresses, routes of the main table, resolved neighbours, XDP features of the drivers.
 
-    `policy4`/`policy6`: there are rules beyond the kernel's three, so the main table alone decides nothing.
+    `policy4`/`policy6`: there are rules beyond the kernel's three, so the main table alone does not decide.
     """
 
     links: Mapping[int, Link]
@@ -60,16 +60,16 @@ class NodeNetwork(msgspec.Struct, frozen=True):
     neighbours: Neighbours
     policy4: bool = False
     policy6: bool = False
-    features: Mapping[int, XdpFeature] = {}  # by device; empty where the kernel does not tell
+    features: Mapping[int, XdpFeature] = {}  # by device; empty where the kernel does not report them
 
     def is_own(self, address: bytes) -> bool:
-        """Say whether packets to this address end on this node."""
+        """Return whether packets to this address end on this node."""
         if len(address) == 4:
             return address[0] == LOOPBACK4 or self.own4.lookup(address) is not None
         return self.own6.lookup(address) is not None
 
     def has(self, address: bytes) -> bool:
-        """Say whether a device of this node has exactly this address."""
+        """Return whether a device of this node has exactly this address."""
         return any(item.address == address for item in self.addresses)
 
     def route(self, address: bytes) -> Route | None:
@@ -77,7 +77,7 @@ class NodeNetwork(msgspec.Struct, frozen=True):
         return (self.routes4 if Family.of(address) is Family.IPV4 else self.routes6).lookup(address)
 
     def policy(self, address: bytes) -> bool:
-        """Say whether policy rules may send this family elsewhere than the main table says."""
+        """Return whether policy rules may route this family other than the main table."""
         return self.policy4 if Family.of(address) is Family.IPV4 else self.policy6
 
     def by_name(self, name: str) -> Link | None:

@@ -1,4 +1,4 @@
-"""By which devices of this node XDP programs can send (the rule of bpf/load/xdp_send.py), and so which way packets take. Pure."""
+"""Devices of this node by which XDP programs can send (the rule of bpf/load/xdp_send.py), and the resulting paths. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from lbagent.net.snapshot import NodeNetwork
 
 
 class Way(StrEnum):
-    """How packets get to a backend."""
+    """How packets reach a backend."""
 
-    STACK = "stack"  # the backend is on this node: translated, and passed up to the kernel's stack
+    STACK = "stack"  # the backend is on this node: translated, and passed to the kernel's stack
     XDP = "xdp"  # XDP programs send them themselves
-    TC = "tc"  # tc programs send them, also those that XDP programs leave to tc_after_xdp
+    TC = "tc"  # tc programs send them, also those that XDP hands over to tc_after_xdp
 
 
 def way_by(index: int, refusing: Mapping[int, str], *, xdp: bool) -> tuple[Way, str]:
-    """Return the way of packets that leave by a device, and why it is tc's where XDP programs run.
+    """Return how packets leave by a device, and why tc sends them although XDP programs run.
 
     `refusing`: from `refusing_devices`; `xdp`: whether XDP programs are attached to any device.
     """
@@ -28,18 +28,18 @@ def way_by(index: int, refusing: Mapping[int, str], *, xdp: bool) -> tuple[Way, 
 
 
 def refusing_devices(network: NodeNetwork, native: Collection[int]) -> dict[int, str]:
-    """Return the devices that frames of XDP programs cannot be sent by, with why. `native`: the devices whose drivers run them.
+    """Return the devices that cannot send frames of XDP programs, with the reason. `native`: the devices whose drivers run them.
 
-    None where no driver runs them: generic XDP sends by any device, and tc does.
+    None where no driver runs them: generic XDP sends by any device, like tc.
     """
     if not native:
         return {}
     out = {}
     for index, link in network.links.items():
         runs = index in native
-        why = refusal(link.kind, network.features.get(index), runs=runs, alone=runs and len(native) == 1)
+        refused = refusal(link.kind, network.features.get(index), runs=runs, alone=runs and len(native) == 1)
         if len(link.mac) != ETHERNET_ADDRESS:
-            why = "its frames have no Ethernet header"
-        if why:
-            out[index] = why
+            out[index] = "its frames have no Ethernet header"
+        elif refused:
+            out[index] = refused.reason
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from lbagent.objects.records import Message
+from lbagent.model.message import Message
 
 WARNING = "warning about an object"
 MAX_LOGGED = 200  # messages logged in one go; `lbagent status` shows more

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from lbagent.objects.records import Message
+from lbagent.model.message import Message
 
 
 class ObjectEvent(Struct, frozen=True, gc=False):
@@ -41,7 +41,6 @@ class MessageEvents:
         known, self._known = self._known, frozenset(found)
         for message in found:
             if message not in known:
-                kind, _, key = message.subject.partition(" ")
                 text = "; ".join(filter(None, (f"{message.field}: {message.problem}", message.kept)))
                 for sink in self._sinks:
-                    sink(ObjectEvent(kind, key, message.event, text, warning=True))
+                    sink(ObjectEvent(message.kind, message.key, message.event, text, warning=True))

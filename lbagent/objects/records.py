@@ -41,32 +41,6 @@ NOWHERE = Origin()
 OPERATOR = "operator"  # the source whose BackendStates beat those of every other one
 
 
-MAX_PROBLEM_LENGTH = 300  # characters of a problem that are shown: it may quote a value of the object
-
-
-class Message(Struct, frozen=True, gc=False):
-    """One sentence for an operator: what is wrong with which field of which object, and what was kept.
-
-    A `warning` says something that was understood and does not act; an error says that something was left out.
-    """
-
-    problem: str
-    kept: str = ""
-    field: str = ""
-    subject: str = ""  # 'Service default/web'
-    file: str = ""
-    line: int = 0
-    warning: bool = False
-    event: str = ""  # the reason of an Event on the subject, for what its users should hear of; '' for none
-
-    def __str__(self) -> str:
-        """Return `FILE[:LINE]: KIND NAMESPACE/NAME: FIELD: what is wrong; what was kept`."""
-        where = f"{self.file}:{self.line}" if self.file and self.line else self.file
-        problem = self.problem if len(self.problem) <= MAX_PROBLEM_LENGTH else f"{self.problem[:MAX_PROBLEM_LENGTH]}…"
-        text = ": ".join(part for part in (where, self.subject, self.field, problem) if part)
-        return f"{text}; {self.kept}" if self.kept else text
-
-
 class ServicePort(Struct, frozen=True, gc=False):
     """A port of a Service; `index` is its place in spec.ports, for messages. node_port 0 = none."""
 
@@ -376,11 +350,3 @@ class ObjectChange(Struct, frozen=True, gc=False):
     old: KubeObject | None
     new: KubeObject | None
     triggered_at: float = 0.0
-
-
-def kind_of(obj: KubeObject) -> str:
-    """Return the word of an object's kind, as Kubernetes spells it."""
-    return _KIND_OF_CLASS[type(obj)]
-
-
-_KIND_OF_CLASS = {record: kind for kind, record in KINDS.items()}

@@ -2,7 +2,7 @@
 
 A source never reports a list that failed or is empty as "everything was deleted": what was there stays, `problems` says so,
 and `trusted` is false until a good list is there again. While it is, a restarted agent takes nothing away that may be of its
-objects (sync/target/retention.py).
+objects (targets/bpf/retention.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from lbagent.objects.records import FIELD_OF_KIND, Message, ObjectChange, ObjectSnapshot
+from lbagent.model.message import Message
+from lbagent.objects.records import FIELD_OF_KIND, ObjectChange, ObjectSnapshot
 
 OnChange = Callable[[Sequence[ObjectChange]], None]
 
@@ -29,6 +30,10 @@ class Source(Protocol):
     @property
     def trusted(self) -> bool:
         """Whether the last list was good and not empty."""
+
+    @property
+    def distrust(self) -> Message | None:
+        """Why it is not trusted: one of `problems`, or a message of its own; None when it is trusted."""
 
     @property
     def listed(self) -> bool:

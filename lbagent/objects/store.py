@@ -8,6 +8,7 @@ from lbagent.objects.records import (
     FIELD_OF_KIND,
     EndpointSlice,
     KubeObject,
+    Node,
     ObjectChange,
     ObjectSnapshot,
 )
@@ -74,6 +75,11 @@ class Store:
             found |= _services_of_slices(kinds)
             found.update(obj.key for obj in kinds["Endpoints"].values())
         return found
+
+    def node_addresses(self) -> frozenset[bytes]:
+        """Return the InternalIPs of every Node."""
+        nodes = (node for kinds in self._objects.values() for node in kinds["Node"].values())
+        return frozenset(address for node in nodes if isinstance(node, Node) for address in node.internal_ips)
 
     def snapshot(self) -> ObjectSnapshot:
         """Return everything, merged."""

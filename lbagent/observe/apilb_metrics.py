@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
-from lbagent.observe.exposition import HistogramFamily, Labels, MetricFamily
-from lbagent.sync.histogram import Histogram
+from lbagent.model.histogram import Histogram
+from lbagent.observe.exposition import Metric
 
 
 class ServerSample(Struct, frozen=True):
@@ -20,6 +20,11 @@ class ServerSample(Struct, frozen=True):
     transitions: int
     results: Mapping[str, int]
 
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """The values of SERVER_LABELS."""
+        return self.pool, self.name, self.server
+
 
 class ApilbSample(Struct, frozen=True):
     """All of them, and how long checks take."""
@@ -29,24 +34,45 @@ class ApilbSample(Struct, frozen=True):
     ended: int  # connections to servers that were found down
 
 
-def families(sample: ApilbSample) -> Iterator[MetricFamily | HistogramFamily]:
-    """Yield every metric of native pools."""
-    labelled = [(_labels(each), each) for each in sample.servers]
-    up = [(labels, each.up) for labels, each in labelled]
-    yield MetricFamily("lbagent_apilb_server_up", "gauge", "Whether the server is up.", up)
-    results = [
-        ((*labels, ("result", word)), count)
-        for labels, each in labelled
-        for word, count in sorted(each.results.items())
-    ]
-    yield MetricFamily("lbagent_apilb_checks_total", "counter", "Checks of the server, by how they ended.", results)
-    yield HistogramFamily("lbagent_apilb_check_seconds", "How long checks of servers took, in seconds.", sample.seconds)
-    transitions = [(labels, each.transitions) for labels, each in labelled]
-    text = "Changes of the server from up to down or back."
-    yield MetricFamily("lbagent_apilb_transitions_total", "counter", text, transitions)
-    text = "Connections of this host that were ended because their server was found down."
-    yield MetricFamily("lbagent_apilb_resets_total", "counter", text, [((), sample.ended)])
+def _checks(sample: ApilbSample) -> Iterator[tuple[tuple[str, ...], float]]:
+    for each in sample.servers:
+        for result, count in sorted(each.results.items()):
+            yield (*each.names, result), count
 
 
-def _labels(sample: ServerSample) -> Labels:
-    return ("pool", sample.pool), ("name", sample.name), ("server", sample.server)
+SERVER_LABELS = ("pool", "name", "server")
+APILB_METRICS: tuple[Metric[ApilbSample], ...] = (
+    Metric(
+        "lbagent_apilb_server_up",
+        "gauge",
+        "Whether the server is up.",
+        lambda sample: ((each.names, each.up) for each in sample.servers),
+        SERVER_LABELS,
+    ),
+    Metric(
+        "lbagent_apilb_checks_total",
+        "counter",
+        "Checks of the server, by how they ended.",
+        _checks,
+        (*SERVER_LABELS, "result"),
+    ),
+    Metric(
+        "lbagent_apilb_check_seconds",
+        "histogram",
+        "How long checks of servers took, in seconds.",
+        lambda sample: sample.seconds,
+    ),
+    Metric(
+        "lbagent_apilb_transitions_total",
+        "counter",
+        "Changes of the server from up to down or back.",
+        lambda sample: ((each.names, each.transitions) for each in sample.servers),
+        SERVER_LABELS,
+    ),
+    Metric(
+        "lbagent_apilb_resets_total",
+        "counter",
+        "Connections of this host that were ended because their server was found down.",
+        lambda sample: sample.ended,
+    ),
+)

@@ -7,12 +7,12 @@ every number here already is in a BPF map or in the agent.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from lbagent.sync.histogram import Histogram
+from lbagent.model.histogram import Histogram
 
 _PIECE_LINES = 500  # some 64 KiB: between two pieces the event loop serves other requests
 
@@ -35,6 +35,41 @@ class HistogramFamily(Struct, frozen=True):
     help: str
     histogram: Histogram
     kind: Literal["histogram"] = "histogram"
+
+
+Subject = TypeVar("Subject")
+Samples = float | Histogram | Iterable[tuple[tuple[str, ...], float]] | None
+
+
+class Metric(NamedTuple, Generic[Subject]):
+    """A row of a table of metrics: everything that is known of one metric.
+
+    `value` makes its samples of the table's subject: a number, a histogram, numbers with the values of `labels`, or None where
+    there is nothing to show.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    value: Callable[[Subject], Samples]
+    labels: tuple[str, ...] = ()
+
+    def family(self, subject: Subject) -> MetricFamily | HistogramFamily:
+        """Return the metric with its samples as they are now."""
+        value = self.value(subject)
+        if isinstance(value, Histogram):
+            return HistogramFamily(self.name, self.help, value)
+        assert self.kind != "histogram"
+        return MetricFamily(self.name, self.kind, self.help, self._labelled(value))
+
+    def _labelled(
+        self, value: float | Iterable[tuple[tuple[str, ...], float]] | None
+    ) -> Iterator[tuple[Labels, float]]:
+        if isinstance(value, int | float):
+            yield (), value
+            return
+        for words, number in value or ():
+            yield tuple(zip(self.labels, words, strict=True)), number
 
 
 def _samples(family: MetricFamily | HistogramFamily) -> Iterator[tuple[str, Labels, float]]:

@@ -11,56 +11,21 @@ from msgspec import Struct
 
 from lbagent.model.kinds import SVCTrafficPolicy, SVCType
 from lbagent.model.service import SVC
-from lbagent.observe.exposition import HistogramFamily, Labels, MetricFamily
+from lbagent.observe.exposition import Metric
 from lbagent.sync.sync_record import SyncRecord
 
 PREFIX = "kubeproxy_sync_proxy_rules_"
 
 
 class KubeProxySample(Struct, frozen=True):
-    """What is known besides the State. `codes`: answers by (healthz or livez, status)."""
+    """What the metrics say. `codes`: answers by (healthz or livez, status); `services`: those of the State in the maps."""
 
     record: SyncRecord
     codes: Mapping[tuple[str, int], int] = {}
+    services: Iterable[SVC] = ()
 
 
-def families(sample: KubeProxySample, services: Iterable[SVC]) -> Iterator[MetricFamily | HistogramFamily]:
-    """Yield every metric with a name of kube-proxy's."""
-    record = sample.record
-    yield HistogramFamily(
-        "kubeproxy_network_programming_duration_seconds",
-        "Seconds from a change of endpoints, as its controller noted it, until the maps had it.",
-        record.programming,
-    )
-    yield HistogramFamily(f"{PREFIX}duration_seconds", "Seconds that a sync took.", record.durations)
-    yield _gauge("last_timestamp_seconds", "The last sync, in seconds since the epoch.", record.synced_at)
-    yield _gauge(
-        "last_queued_timestamp_seconds", "When a sync was queued last, in seconds since the epoch.", record.queued_at
-    )
-    for kind, name, what in (("EndpointSlice", "endpoint", "EndpointSlices"), ("Service", "service", "Services")):
-        yield _gauge(
-            f"{name}_changes_pending", f"Changes of {what} that are not in the maps yet.", record.pending[kind]
-        )
-        text = f"Changes of {what} that were queued."
-        yield MetricFamily(f"{PREFIX}{name}_changes_total", "counter", text, [((), record.changes[kind])])
-    yield MetricFamily(
-        f"{PREFIX}no_local_endpoints_total",
-        "gauge",
-        "Service ports with a Local policy that have endpoints, and none on this node.",
-        _no_local_endpoints(services),
-    )
-    for path in ("healthz", "livez"):
-        samples = [
-            ((("code", str(code)),), number) for (of, code), number in sorted(sample.codes.items()) if of == path
-        ]
-        yield MetricFamily(f"kubeproxy_proxy_{path}_total", "counter", f"Answers at /{path}, by status.", samples)
-
-
-def _gauge(name: str, text: str, value: float) -> MetricFamily:
-    return MetricFamily(PREFIX + name, "gauge", text, [((), value)])
-
-
-def _no_local_endpoints(services: Iterable[SVC]) -> list[tuple[Labels, float]]:
+def _no_local_endpoints(services: Iterable[SVC]) -> list[tuple[tuple[str, ...], float]]:
     found: dict[tuple[str, str], set[object]] = {
         (f"IPv{n}", way): set() for n in (4, 6) for way in ("internal", "external")
     }
@@ -72,4 +37,78 @@ def _no_local_endpoints(services: Iterable[SVC]) -> list[tuple[Labels, float]]:
         if policy is SVCTrafficPolicy.LOCAL:
             key = (f"IPv{svc.frontend.family}", "internal" if is_inside else "external")
             found[key].add((svc.name, svc.port_name, svc.frontend.protocol))
-    return [((("ip_family", family), ("traffic_policy", way)), len(ports)) for (family, way), ports in found.items()]
+    return [(key, len(ports)) for key, ports in found.items()]
+
+
+def _answers(sample: KubeProxySample, path: str) -> Iterator[tuple[tuple[str, ...], float]]:
+    return (((str(code),), number) for (of, code), number in sorted(sample.codes.items()) if of == path)
+
+
+KUBE_PROXY_METRICS: tuple[Metric[KubeProxySample], ...] = (
+    Metric(
+        "kubeproxy_network_programming_duration_seconds",
+        "histogram",
+        "Seconds from a change of endpoints, as its controller noted it, until the maps had it.",
+        lambda sample: sample.record.programming,
+    ),
+    Metric(
+        f"{PREFIX}duration_seconds", "histogram", "Seconds that a sync took.", lambda sample: sample.record.durations
+    ),
+    Metric(
+        f"{PREFIX}last_timestamp_seconds",
+        "gauge",
+        "The last sync, in seconds since the epoch.",
+        lambda sample: sample.record.synced_at,
+    ),
+    Metric(
+        f"{PREFIX}last_queued_timestamp_seconds",
+        "gauge",
+        "When a sync was queued last, in seconds since the epoch.",
+        lambda sample: sample.record.queued_at,
+    ),
+    Metric(
+        f"{PREFIX}endpoint_changes_pending",
+        "gauge",
+        "Changes of EndpointSlices that are not in the maps yet.",
+        lambda sample: sample.record.pending["EndpointSlice"],
+    ),
+    Metric(
+        f"{PREFIX}endpoint_changes_total",
+        "counter",
+        "Changes of EndpointSlices that were queued.",
+        lambda sample: sample.record.changes["EndpointSlice"],
+    ),
+    Metric(
+        f"{PREFIX}service_changes_pending",
+        "gauge",
+        "Changes of Services that are not in the maps yet.",
+        lambda sample: sample.record.pending["Service"],
+    ),
+    Metric(
+        f"{PREFIX}service_changes_total",
+        "counter",
+        "Changes of Services that were queued.",
+        lambda sample: sample.record.changes["Service"],
+    ),
+    Metric(
+        f"{PREFIX}no_local_endpoints_total",
+        "gauge",
+        "Service ports with a Local policy that have endpoints, and none on this node.",
+        lambda sample: _no_local_endpoints(sample.services),
+        ("ip_family", "traffic_policy"),
+    ),
+    Metric(
+        "kubeproxy_proxy_healthz_total",
+        "counter",
+        "Answers at /healthz, by status.",
+        lambda sample: _answers(sample, "healthz"),
+        ("code",),
+    ),
+    Metric(
+        "kubeproxy_proxy_livez_total",
+        "counter",
+        "Answers at /livez, by status.",
+        lambda sample: _answers(sample, "livez"),
+        ("code",),
+    ),
+)

@@ -89,15 +89,15 @@ def _between(text: str, first: IPAddress, last: IPAddress) -> AddressRange:
     if first.version != last.version:
         raise ValueError(f"{text!r} begins and ends in two IP families")
     if first > last:
-        raise ValueError(f"{text!r} is backwards: it ends before it begins")
+        raise ValueError(f"{text!r}: end is below start")
     return AddressRange(Family(first.version), int(first), int(last))
 
 
 def _network(text: str) -> AddressRange:
     network = IPNetwork(text)
     if network.prefixlen == 0:
-        raise ValueError(f"{text!r} is every address there is")
+        raise ValueError(f"{text!r} covers the whole address space")
     if network.ip != network.cidr.ip:
-        raise ValueError(f"{text!r} has bits behind its prefix; the network is {network.cidr}")
+        raise ValueError(f"{text!r} has host bits set; the network is {network.cidr}")
     own = int(network.size > 2)
     return AddressRange(Family(network.version), network.first, network.last, own, own if network.version == 4 else 0)

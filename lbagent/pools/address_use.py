@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from lbagent.model.family import Family
-from lbagent.pools.claim import Claim
-from lbagent.pools.pool import Pool
+from lbagent.pools.address_request import AddressRequest
+from lbagent.pools.pool import AddressPool
 
 
 class AddressUse:
     """Addresses and their Services. Nothing is given back while one of these lives: so the lowest free address only rises."""
 
-    def __init__(self, pools: Sequence[Pool], taken: Mapping[bytes, str]) -> None:
+    def __init__(self, pools: Sequence[AddressPool], taken: Mapping[bytes, str]) -> None:
         self.pools, self.taken = pools, taken
-        self._users: dict[bytes, list[Claim]] = {}
+        self._users: dict[bytes, list[AddressRequest]] = {}
         self._shared: dict[str, set[bytes]] = {}  # sharing key -> addresses
         self._in_use: Counter[tuple[str, Family]] = Counter()
         self._free: dict[tuple[str, Family], Iterator[bytes]] = {}
@@ -23,52 +23,52 @@ class AddressUse:
         for address in taken:
             self._count(address)
 
-    def pool_of(self, address: bytes) -> Pool | None:
+    def pool_of(self, address: bytes) -> AddressPool | None:
         """Return the pool that holds an address; there is at most one."""
         return next((pool for pool in self.pools if pool.holds(address)), None)
 
-    def in_use(self, pool: Pool, family: Family) -> int:
+    def in_use(self, pool: AddressPool, family: Family) -> int:
         """Return how many addresses of a pool that it could give out are in use."""
         return self._in_use[pool.name, family]
 
-    def add(self, claim: Claim, address: bytes) -> None:
+    def add(self, request: AddressRequest, address: bytes) -> None:
         """Note that a Service has an address."""
         users = self._users.setdefault(address, [])
         if not users and address not in self.taken:
             self._count(address)
-        users.append(claim)
-        if claim.wish.sharing_key:
-            self._shared.setdefault(claim.wish.sharing_key, set()).add(address)
+        users.append(request)
+        if request.preference.sharing_key:
+            self._shared.setdefault(request.preference.sharing_key, set()).add(address)
 
     def _count(self, address: bytes) -> None:
         pool = self.pool_of(address)
         if pool and pool.can_give(address):
             self._in_use[pool.name, Family.of(address)] += 1
 
-    def refusal_of_user(self, claim: Claim, address: bytes) -> str:
+    def refusal_of_user(self, request: AddressRequest, address: bytes) -> str:
         """Return which Service keeps another one from having an address, '' for none."""
         for user in self._users.get(address, ()):
-            if user.key != claim.key and not user.shares_with(claim):
+            if user.key != request.key and not user.shares_with(request):
                 return f"Service {user.key} has it"
         return ""
 
-    def refusal(self, claim: Claim, address: bytes) -> str:
+    def refusal(self, request: AddressRequest, address: bytes) -> str:
         """Return why a Service cannot have an address that is in use, '' when it can."""
-        if (owner := self.taken.get(address)) and owner != f"Service {claim.key}":
+        if (owner := self.taken.get(address)) and owner != f"Service {request.key}":
             return f"it is in use: {owner}"
-        return self.refusal_of_user(claim, address)
+        return self.refusal_of_user(request, address)
 
-    def lowest(self, claim: Claim, pool: Pool, family: Family) -> bytes | None:
+    def lowest(self, request: AddressRequest, pool: AddressPool, family: Family) -> bytes | None:
         """Return the lowest address of a pool that a Service can have; None: there is none."""
         own = [
             address
-            for address in self._shared.get(claim.wish.sharing_key, ())
-            if Family.of(address) is family and pool.can_give(address) and not self.refusal(claim, address)
+            for address in self._shared.get(request.preference.sharing_key, ())
+            if Family.of(address) is family and pool.can_give(address) and not self.refusal(request, address)
         ]
         free = self._lowest_free(pool, family)
         return min((*own, free) if free else own, default=None)
 
-    def _lowest_free(self, pool: Pool, family: Family) -> bytes | None:
+    def _lowest_free(self, pool: AddressPool, family: Family) -> bytes | None:
         key = (pool.name, family)
         if key not in self._free:
             self._free[key] = (

@@ -10,172 +10,180 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lbagent.model.address import format_ip
 from lbagent.model.family import Family
+from lbagent.pools.address_request import AddressRequest, Allocation
 from lbagent.pools.address_use import AddressUse
-from lbagent.pools.claim import Allocation, Claim
-from lbagent.pools.pool import Pool
+from lbagent.pools.pool import AddressPool
 
 
-def allocate(pools: Sequence[Pool], claims: Iterable[Claim], taken: Mapping[bytes, str]) -> dict[str, Allocation]:
+def allocate(
+    pools: Sequence[AddressPool], requests: Iterable[AddressRequest], taken: Mapping[bytes, str]
+) -> dict[str, Allocation]:
     """Return what each Service has, by key. Pools are in the order in which they are asked (`PoolsFile.pools`).
 
     `taken` are packed addresses that none of these Services can get, each with whose it is: `node n1`, `Service a/b`.
     """
-    return Allocator(pools, claims, taken).found
+    return Allocator(pools, requests, taken).found
 
 
 class Allocator:
     """What `allocate` finds (`found`), and what Services get that come later: without a look at those that were there before."""
 
-    def __init__(self, pools: Sequence[Pool], claims: Iterable[Claim], taken: Mapping[bytes, str]) -> None:
-        ordered = sorted(claims, key=_order)
+    def __init__(
+        self, pools: Sequence[AddressPool], requests: Iterable[AddressRequest], taken: Mapping[bytes, str]
+    ) -> None:
+        ordered = sorted(requests, key=_order)
         self._use = AddressUse(pools, taken)
-        kept = {claim.key: _kept(claim, self._use) for claim in ordered}
+        kept = {request.key: _kept(request, self._use) for request in ordered}
         self.found: dict[str, Allocation] = {}
         self.lacks_nothing = True  # each Service has what it asked for: none waits for what another one is given
         self._take_turns(ordered, kept)
 
-    def add(self, claims: Iterable[Claim]) -> dict[str, Allocation]:
+    def add(self, requests: Iterable[AddressRequest]) -> dict[str, Allocation]:
         """Serve further Services, which hold nothing yet; return what they have. It is for an Allocator that `lacks_nothing`."""
-        return self._take_turns(sorted(claims, key=_order), {})
+        return self._take_turns(sorted(requests, key=_order), {})
 
-    def _take_turns(self, claims: Sequence[Claim], kept: Mapping[str, dict[Family, bytes]]) -> dict[str, Allocation]:
-        found = {claim.key: _Turn(claim, kept.get(claim.key, {}), self._use).allocation() for claim in claims}
+    def _take_turns(
+        self, requests: Sequence[AddressRequest], kept: Mapping[str, dict[Family, bytes]]
+    ) -> dict[str, Allocation]:
+        found = {request.key: _Turn(request, kept.get(request.key, {}), self._use).allocation() for request in requests}
         self.lacks_nothing &= not any(each.problem for each in found.values())
         self.found |= found
         return found
 
 
-def _order(claim: Claim) -> tuple[float, str]:
-    return claim.order
+def _order(request: AddressRequest) -> tuple[float, str]:
+    return request.order
 
 
-def _kept(claim: Claim, use: AddressUse) -> dict[Family, bytes]:
+def _kept(request: AddressRequest, use: AddressUse) -> dict[Family, bytes]:
     """Return what a Service keeps of what it holds: one address a family that no older one has."""
     kept: dict[Family, bytes] = {}
-    for address in claim.held:
+    for address in request.held:
         family = Family.of(address)
-        if family in claim.families and family not in kept and not use.refusal_of_user(claim, address):
+        if family in request.families and family not in kept and not use.refusal_of_user(request, address):
             kept[family] = address
-            use.add(claim, address)
+            use.add(request, address)
     return kept
 
 
 class _Turn:
     """One Service's turn."""
 
-    def __init__(self, claim: Claim, kept: dict[Family, bytes], use: AddressUse) -> None:
-        self.claim, self.kept, self.use = claim, kept, use
+    def __init__(self, request: AddressRequest, kept: dict[Family, bytes], use: AddressUse) -> None:
+        self.request, self.kept, self.use = request, kept, use
 
     def allocation(self) -> Allocation:
         """Return what the Service has from now on."""
-        found, problem = self._wished() if self._is_wishing() else self._any(self.kept)
-        if problem and (self.claim.require_all or not found):
+        found, problem = self._preferred() if self._is_preference_open() else self._any(self.kept)
+        if problem and (self.request.require_all or not found):
             found = self.kept
         for family, address in found.items():
             if self.kept.get(family) != address:
-                self.use.add(self.claim, address)
+                self.use.add(self.request, address)
         return self._with_pools(found, problem)
 
     def _with_pools(self, found: Mapping[Family, bytes], problem: str) -> Allocation:
-        addresses = tuple(found[family] for family in self.claim.families if family in found)
+        addresses = tuple(found[family] for family in self.request.families if family in found)
         pools = {address: self.use.pool_of(address) for address in addresses}
         names = dict.fromkeys(pool.name for pool in pools.values() if pool)
         astray = tuple(address for address, pool in pools.items() if pool is None)
         return Allocation(addresses, ",".join(names), problem, astray)
 
-    def _is_wishing(self) -> bool:
-        """Return whether the Service wishes for something that it does not have yet."""
-        wish = self.claim.wish
-        if wish.problem or set(wish.addresses) - set(self.kept.values()):
+    def _is_preference_open(self) -> bool:
+        """Return whether the Service asks for something that it does not have yet."""
+        preference = self.request.preference
+        if preference.problem or set(preference.addresses) - set(self.kept.values()):
             return True
-        return bool(wish.pool) and any(not self._is_of(wish.pool, address) for address in self.kept.values())
+        return bool(preference.pool) and any(
+            not self._is_of(preference.pool, address) for address in self.kept.values()
+        )
 
     def _is_of(self, name: str, address: bytes) -> bool:
         pool = self.use.pool_of(address)
         return pool is not None and pool.name == name
 
-    def _wished(self) -> tuple[dict[Family, bytes], str]:
-        """Return the addresses wished for, and of other families what goes with them; or why not."""
-        wish = self.claim.wish
-        if wish.problem:
-            return self.kept, wish.problem
-        for address in wish.addresses:
+    def _preferred(self) -> tuple[dict[Family, bytes], str]:
+        """Return the addresses that the Service asks for, with addresses of its other families; or why not."""
+        preference = self.request.preference
+        if preference.problem:
+            return self.kept, preference.problem
+        for address in preference.addresses:
             if problem := self._refusal(address):
                 return self.kept, problem
-        found = {Family.of(address): address for address in wish.addresses}
+        found = {Family.of(address): address for address in preference.addresses}
         for family, address in self.kept.items():
-            if not wish.pool or self._is_of(wish.pool, address):
+            if not preference.pool or self._is_of(preference.pool, address):
                 found.setdefault(family, address)
         more, problem = self._any(found)
-        if problem and not wish.addresses:
+        if problem and not preference.addresses:
             return self.kept, problem
-        return self.kept | more, problem  # also of a family that the pool wished for has not any more
+        return self.kept | more, problem  # also of a family that the requested pool does not have any more
 
     def _refusal(self, address: bytes) -> str:
-        """Return why the Service cannot have the address that it wishes for, '' when it can."""
-        text, claim = format_ip(address), self.claim
-        if Family.of(address) not in claim.families:
+        """Return why the Service cannot have the address that it asks for, '' when it can."""
+        text, request = format_ip(address), self.request
+        if Family.of(address) not in request.families:
             return f"{text} is wished for, and the Service has no such IP family"
         pool = self.use.pool_of(address)
         if pool is None:
             return f"{text} is wished for, and no pool has it"
-        if claim.wish.pool and pool.name != claim.wish.pool:
-            return f"{text} is wished for, and pool {claim.wish.pool} too; the address is of pool {pool.name}"
-        if not pool.serves(claim.namespace, claim.labels):
+        if request.preference.pool and pool.name != request.preference.pool:
+            return f"{text} is wished for, and pool {request.preference.pool} too; the address is of pool {pool.name}"
+        if not pool.serves(request.namespace, request.labels):
             return f"{text} is wished for, and pool {pool.name} is not for this Service (namespaces, serviceSelector)"
         if not pool.can_give(address):
             return f"{text} is wished for, and pool {pool.name} does not give it out (avoidBuggyIPs)"
-        problem = self.use.refusal(claim, address)
+        problem = self.use.refusal(request, address)
         return f"{text} is wished for, and {problem}" if problem else ""
 
     def _any(self, found: Mapping[Family, bytes]) -> tuple[dict[Family, bytes], str]:
         """Return these addresses and those of the families that lack one: all of one pool, else of several."""
-        missing = [family for family in self.claim.families if family not in found]
+        missing = [family for family in self.request.families if family not in found]
         if not missing:
             return dict(found), ""
         pools = self._pools()
         if not pools:
             return dict(found), self._no_pool()
         for pool in self._nearest(pools, found):
-            more = {family: self.use.lowest(self.claim, pool, family) for family in missing}
+            more = {family: self.use.lowest(self.request, pool, family) for family in missing}
             if all(more.values()):
                 return {**found, **{family: address for family, address in more.items() if address}}, ""
         return self._of_several(found, missing, pools)
 
     def _of_several(
-        self, found: Mapping[Family, bytes], missing: list[Family], pools: list[Pool]
+        self, found: Mapping[Family, bytes], missing: list[Family], pools: list[AddressPool]
     ) -> tuple[dict[Family, bytes], str]:
         complete, lacking = dict(found), []
         for family in missing:
-            addresses = (self.use.lowest(self.claim, pool, family) for pool in pools)
+            addresses = (self.use.lowest(self.request, pool, family) for pool in pools)
             if address := next(filter(None, addresses), None):
                 complete[family] = address
             else:
                 lacking.append(family)
-        if not lacking or (complete and not self.claim.require_all and not self._is_full(lacking, pools)):
+        if not lacking or (complete and not self.request.require_all and not self._is_full(lacking, pools)):
             return complete, ""
         return complete, self._numbers(lacking, pools)
 
-    def _is_full(self, lacking: list[Family], pools: list[Pool]) -> bool:
+    def _is_full(self, lacking: list[Family], pools: list[AddressPool]) -> bool:
         """Return whether a pool has addresses of a family, and all are in use; else there is nothing to wait for."""
         return any(pool.count(family) for family in lacking for pool in pools)
 
-    def _pools(self) -> list[Pool]:
+    def _pools(self) -> list[AddressPool]:
         """Return the pools that the Service may have an address of, in order."""
-        wish, claim = self.claim.wish, self.claim
+        preference, request = self.request.preference, self.request
         return [
             pool
             for pool in self.use.pools
-            if (pool.name == wish.pool if wish.pool else pool.auto_assign)
-            and pool.serves(claim.namespace, claim.labels)
+            if (pool.name == preference.pool if preference.pool else pool.auto_assign)
+            and pool.serves(request.namespace, request.labels)
         ]
 
-    def _nearest(self, pools: list[Pool], found: Mapping[Family, bytes]) -> list[Pool]:
+    def _nearest(self, pools: list[AddressPool], found: Mapping[Family, bytes]) -> list[AddressPool]:
         """Return the pools, those first that the Service has addresses of already."""
         return sorted(pools, key=lambda pool: not any(pool.holds(address) for address in found.values()))
 
     def _no_pool(self) -> str:
-        if name := self.claim.wish.pool:
+        if name := self.request.preference.pool:
             if any(pool.name == name for pool in self.use.pools):
                 return f"pool {name} is wished for, and is not for this Service (namespaces, serviceSelector)"
             known = ", ".join(pool.name for pool in self.use.pools) or "none"
@@ -184,7 +192,7 @@ class _Turn:
             return "there is no pool"
         return "no pool is for this Service (autoAssign, namespaces, serviceSelector)"
 
-    def _numbers(self, lacking: list[Family], pools: list[Pool]) -> str:
+    def _numbers(self, lacking: list[Family], pools: list[AddressPool]) -> str:
         """Return how full the pools are: `office: 16 of 16 in use`."""
         parts = [
             f"{pool.name}: {self.use.in_use(pool, family)} of {count} in use"

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from lbagent.durations import UNITS_S
+from lbagent.durations import DurationSyntax, parse_duration
 from lbagent.errors import ConfigError
-from lbagent.objects.field_path import FieldPath, path_text
 from lbagent.pools.label_selector import OPERATORS, LabelSelector, Requirement
-from lbagent.sources.manifest import yamldoc
-from lbagent.sources.manifest.yamldoc import YamlError
-from lbagent.wrong_value import wrong_type
+from lbagent.textfile import yamldoc
+from lbagent.textfile.field_path import FieldPath, path_text
+from lbagent.textfile.shape_errors import Fault, ShapeError, shape_error
+from lbagent.textfile.yamldoc import YamlError
+from lbagent.value_errors import wrong_type
 
 T = TypeVar("T")
-_DURATION = re.compile(r"([0-9]{1,9})(ms|s|m|h)", re.ASCII)
 _LABELS, _EXPRESSIONS = "matchLabels", "matchExpressions"
-# msgspec's words
-_PLACE = re.compile(r" - at `(?P<path>[^`]*)`$")
-_STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]")
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
-_MISSING = re.compile(r"Object missing required field `(?P<key>[^`]*)`")
-_WANTED = re.compile(r"Expected `(?P<type>[^`]+)`")
-_NOUNS = {"int | str": "a time", "object | null": "object"}
+_NOUNS: dict[tuple[str, ...], str] = {("int", "str"): "a time", ("object", "null"): "object"}
 
 
 def only_document(text: str, path: str) -> Any:
@@ -34,9 +27,9 @@ def only_document(text: str, path: str) -> Any:
     try:
         documents = [value for _, value in yamldoc.load(text) if value is not None]
     except YamlError as error:
-        raise ConfigError(f"{path}:{error.line}: not YAML: {error.problem}") from None
+        raise ConfigError(f"not YAML: {error.problem}", file=path, line=error.line) from None
     if len(documents) > 1:
-        raise ConfigError(f"{path}: one document is wanted, not {len(documents)}")
+        raise ConfigError(f"one document is wanted, not {len(documents)}", file=path)
     return documents[0] if documents else {}
 
 
@@ -50,29 +43,29 @@ class FieldChecks:
         """Raise ConfigError with the line of the field, or of the nearest thing around it."""
         lines = next(yamldoc.load_lines(self.text), None)
         line = yamldoc.find_line(lines, field) if lines else 1
-        raise ConfigError(": ".join(filter(None, (f"{self.path}:{line}", path_text(field), problem))))
+        raise ConfigError(f"{path_text(field)}: {problem}" if field else problem, file=self.path, line=line)
 
     def converted(self, document: Any, shape: type[T], keys: Iterable[str]) -> T:
         """Return a document in its shape: types right, no unknown key (`keys` are those there are), none missing."""
         try:
             return msgspec.convert(document, shape)
         except msgspec.ValidationError as error:
-            self._refuse_shape(document, str(error), keys)
+            self._refuse_shape(document, shape_error(error), keys)
 
-    def _refuse_shape(self, document: Any, text: str, keys: Iterable[str]) -> NoReturn:
-        """Raise ConfigError for msgspec's complaint about a document."""
-        place = _PLACE.search(text)
-        field = tuple(step[1] or int(step[2]) for step in _STEP.finditer(place["path"] if place else ""))
-        if unknown := _UNKNOWN.match(text):
-            near = difflib.get_close_matches(unknown["key"], list(keys), n=1)
-            self.refuse((*field, unknown["key"]), "unknown key" + (f"; did you mean {near[0]!r}?" if near else ""))
-        if missing := _MISSING.match(text):
-            self.refuse((*field, missing["key"]), "it is missing")
-        value = document
-        for step in field:
+    def _refuse_shape(self, value: Any, error: ShapeError, keys: Iterable[str], at: FieldPath = ()) -> NoReturn:
+        """Raise ConfigError for msgspec's complaint about a value that stands at `at`."""
+        path = at + error.path
+        if error.fault is Fault.UNKNOWN_KEY:
+            near = difflib.get_close_matches(error.key, list(keys), n=1)
+            self.refuse((*path, error.key), "unknown key" + (f"; did you mean {near[0]!r}?" if near else ""))
+        if error.fault is Fault.MISSING_KEY:
+            self.refuse((*path, error.key), "it is missing")
+        if error.fault is Fault.KEY_IS_NO_TEXT:
+            self.refuse(path, "a key is not a text")
+        for step in error.path:
             value = value[step]
-        wanted = _WANTED.match(text)
-        self.refuse(field, wrong_type(value, _NOUNS.get(wanted["type"], wanted["type"])) if wanted else text)
+        noun = _NOUNS.get(error.types, " | ".join(error.types))
+        self.refuse(path, wrong_type(value, noun) if noun else error.text)
 
     def selector(self, given: dict[str, Any], at: FieldPath) -> LabelSelector:
         """Return the requirements of matchLabels and matchExpressions, or of plain labels."""
@@ -99,7 +92,7 @@ class FieldChecks:
         try:
             found = msgspec.convert(given, Requirement)
         except msgspec.ValidationError as error:
-            self.refuse(at, str(error))
+            self._refuse_shape(given, shape_error(error), (), at)
         if found.operator not in OPERATORS:
             self.refuse(
                 (*at, "operator"), f"unknown value {found.operator!r}; one of {', '.join(OPERATORS)} is possible"
@@ -119,10 +112,11 @@ class FieldChecks:
 
     def seconds(self, given: str | int, at: FieldPath, least: float, most: float) -> float:
         """Return the seconds of `2s`, `300ms` or `2`."""
-        match = _DURATION.fullmatch(text := f"{given}s" if isinstance(given, int) else given)
-        if match is None:
-            self.refuse(at, f"{given!r} is no time like 2s, 300ms or 1h")
-        found = int(match[1]) * UNITS_S[match[2]]
+        text = f"{given}s" if isinstance(given, int) else given
+        try:
+            found = parse_duration(text, DurationSyntax.ONE_PART)
+        except ValueError:
+            self.refuse(at, DurationSyntax.ONE_PART.problem.format(given))
         if not least <= found <= most:
             self.refuse(at, f"{text!r} is not in {least:g}s-{most:g}s")
         return found

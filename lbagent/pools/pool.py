@@ -1,4 +1,4 @@
-"""A pool: named ranges of addresses, and which Services may have one of them."""
+"""An address pool: named ranges of addresses, and which Services may have one of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from lbagent.pools.address_range import AddressRange
 from lbagent.pools.label_selector import LabelSelector
 
 
-class Pool(Struct, frozen=True):
-    """A pool of the file. `announce` says how its addresses are made known: `l2`, `bgp`, both or neither.
+class AddressPool(Struct, frozen=True):
+    """An address pool of the file. `announce` says how its addresses are made known: `l2`, `bgp`, both or neither.
 
-    `namespaces` () are all; without `auto_assign` only a wish gives an address of it.
+    `namespaces` () are all; without `auto_assign` only a Service that asks for it gets an address of it.
     """
 
     name: str

@@ -10,19 +10,16 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from lbagent.errors import ConfigError
-from lbagent.kernel.regular_file import read_regular
 from lbagent.model.address import format_ip, parse_ip
-from lbagent.objects.field_path import FieldPath
 from lbagent.pools.address_range import AddressRange, parse_range
 from lbagent.pools.announcement import BGP, DEFEND, L2, YIELD, Bfd, BgpPeer, BgpSettings, L2Settings
 from lbagent.pools.field_checks import FieldChecks, only_document
 from lbagent.pools.file_shape import BfdEntry, BgpEntry, FileEntry, L2Entry, PeerEntry, PoolEntry
-from lbagent.pools.pool import Pool
-from lbagent.sources.manifest.read_text import UnreadableManifest, decode_text
-from lbagent.wrong_value import shown
+from lbagent.pools.pool import AddressPool
+from lbagent.textfile.field_path import FieldPath
+from lbagent.textfile.followed_file import read_text_of
+from lbagent.value_errors import shown
 
-MAX_BYTES = 4 << 20
 MAX_ASN = 0xFFFFFFFF  # RFC 6793
 MAX_HOLD_S = 0xFFFF  # RFC 4271 4.2
 _SHAPES = (FileEntry, PoolEntry, L2Entry, BgpEntry, BfdEntry, PeerEntry)
@@ -32,27 +29,18 @@ _KEYS = {each.encode_name for shape in _SHAPES for each in msgspec.structs.field
 class PoolsFile(Struct, frozen=True):
     """A pools file, checked; pools in the order in which they are asked."""
 
-    pools: tuple[Pool, ...] = ()
+    pools: tuple[AddressPool, ...] = ()
     l2: L2Settings = L2Settings()
     bgp: BgpSettings | None = None
 
-    def pool_of(self, address: bytes) -> Pool | None:
+    def pool_of(self, address: bytes) -> AddressPool | None:
         """Return the pool that holds an address; there is at most one."""
         return next((pool for pool in self.pools if pool.holds(address)), None)
 
 
 def read_pools(path: str) -> PoolsFile:
     """Read a pools file. Raises ConfigError, which names file, line and field."""
-    try:
-        data = read_regular(path, MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MiB")
-    try:
-        return parse_pools(decode_text(data, path), path)
-    except UnreadableManifest as error:
-        raise ConfigError(str(error.message)) from None
+    return parse_pools(read_text_of(path) or "", path)
 
 
 def parse_pools(text: str, path: str) -> PoolsFile:
@@ -72,7 +60,7 @@ class _Reader(FieldChecks):
         ordered = sorted(pools, key=lambda pool: pool.order)
         return PoolsFile(tuple(ordered), self.l2(entry.l2), self.bgp(entry.bgp) if entry.bgp else None)
 
-    def pool(self, entry: PoolEntry, at: FieldPath, bgp: BgpEntry | None) -> Pool:
+    def pool(self, entry: PoolEntry, at: FieldPath, bgp: BgpEntry | None) -> AddressPool:
         """Return a checked pool."""
         if not entry.name or not entry.name.isprintable() or "," in entry.name:
             self.refuse((*at, "name"), f"{shown(entry.name)} is no name")
@@ -83,7 +71,7 @@ class _Reader(FieldChecks):
                 self.refuse((*at, "announce", index), f"unknown value {shown(word)}; one of l2, bgp is possible")
             if word == BGP and bgp is None:
                 self.refuse((*at, "announce", index), "the section bgp with localASN and peers is missing")
-        return Pool(
+        return AddressPool(
             entry.name,
             tuple(self.ranges(entry.addresses, (*at, "addresses"))),
             frozenset(entry.announce),
@@ -105,7 +93,7 @@ class _Reader(FieldChecks):
             found.append(each)
         return sorted(found, key=lambda each: (each.family, each.first))
 
-    def disjoint(self, pools: list[Pool]) -> None:
+    def disjoint(self, pools: list[AddressPool]) -> None:
         """Refuse pools that share an address."""
         ends = sorted(
             (each.family, each.first, each.last, index) for index, pool in enumerate(pools) for each in pool.ranges

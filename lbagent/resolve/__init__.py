@@ -1,4 +1,7 @@
-"""All objects -> State: frontends, their backends, and who wins a contested one. Pure: any order of events gives the same State."""
+"""All objects to a State: frontends, backends, owners of contested frontends. Pure: any order of events gives the same State.
+
+Import the names below. Reading objects is not here (`sources`), nor writing the State (`targets`).
+"""
 
 from lbagent.resolve.resolver import Options, Resolver, resolve
 

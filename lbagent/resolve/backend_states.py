@@ -1,6 +1,6 @@
 """The state of a backend that several Services share: of its states in each, the first of active, terminating, quarantined, ...
 
-Its slot and COUNT in each Service follow that Service's own slice; only the state, which is one row for all, is shared.
+Its slot and COUNT in each Service follow that Service's own slice; only the state, which is in one entry for all, is shared.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from lbagent.model.service import SVC
 
 _NONE: dict[L3n4Addr, BackendState] = {}
 _NO_OWNERS: frozenset[str] = frozenset()
-_ACTIVE = BackendState.ACTIVE  # the most alive: no other state of a backend counts beside it
+_ACTIVE = BackendState.ACTIVE  # the most alive: it takes precedence over every other state
 _NOT_ACTIVE = frozenset(BackendState) - {_ACTIVE}
 
 
 class SharedStates:
-    """Which owners (Services, Pods) use which backend in which state. Nearly every backend has one, in the state ACTIVE."""
+    """The owners (Services, Pods) of each backend, with its state in each. Nearly every backend has one owner, and is ACTIVE."""
 
     def __init__(self) -> None:
         self._users: dict[L3n4Addr, str | tuple[str, ...]] = {}
         self._shared: set[L3n4Addr] = set()  # backends with several users
         self._used: dict[str, tuple[L3n4Addr, ...]] = {}  # owner -> its backends
         self._states: dict[str, dict[L3n4Addr, BackendState]] = {}  # owner -> those that are not ACTIVE
-        self._filtered_out: dict[L3n4Addr, set[str]] = {}  # owners that filter a backend out which has no row
+        self._filtered_out: dict[L3n4Addr, set[str]] = {}  # owners that filter out a backend without an entry
         self._filtered_out_by: dict[str, tuple[L3n4Addr, ...]] = {}
 
     def has(self, address: L3n4Addr) -> bool:
-        """Return whether any Service or Pod has a row with this backend."""
+        """Return whether any Service or Pod has an SVC with this backend."""
         return address in self._users
 
     def update(
         self, owner: str, rows: Iterable[SVC], filtered_out: Iterable[L3n4Addr] = ()
     ) -> tuple[set[str], set[str]]:
-        """Take the rows of an owner, and the backends it filtered out, which it keeps for live flows as soon as they have a row.
+        """Store the SVCs of an owner, and the backends it filtered out, which it keeps for live flows once they have an entry.
 
-        Return two sets of owners to build again: those that share a backend whose state may have changed, and those that
-        filtered out a backend which has a row now.
+        Return two sets of owners to build again: those that share a backend whose state may have changed, and those that filtered
+        out a backend which has an entry now.
         """
         states: dict[L3n4Addr, BackendState] = {}
         seen: set[int] = set()
@@ -59,7 +59,7 @@ class SharedStates:
         waiting = tuple(address for address in filtered_out if address not in states)
         self._wait(owner, waiting)
         touched, have_row_now = self._replace(owner, states)
-        if not self._users.keys().isdisjoint(waiting):  # another owner of the same batch brought the row
+        if not self._users.keys().isdisjoint(waiting):  # another owner of the same batch added the entry
             have_row_now.add(owner)
         return touched, have_row_now
 
@@ -81,7 +81,7 @@ class SharedStates:
             if address not in states:
                 touched |= self._leave(address, owner)
         users, waited = self._users, self._filtered_out
-        if users.keys().isdisjoint(states):  # nearly always: no step each for the 200,000 of a start
+        if users.keys().isdisjoint(states):  # the usual case: no step for each of the 200,000 of a start
             users.update(dict.fromkeys(states, owner))
             new: Iterable[L3n4Addr] = states
         else:
@@ -100,7 +100,7 @@ class SharedStates:
         return touched, have_row_now
 
     def _enter(self, address: L3n4Addr, owner: str) -> tuple[str, ...]:
-        """Add a user of a backend; return those it has where there are several."""
+        """Add a user of a backend; return its users if there are several."""
         users = self._users
         now = users.setdefault(address, owner)
         if now == owner:
@@ -124,16 +124,16 @@ class SharedStates:
         return set(rest)
 
     def with_shared_states(self, owner: str, rows: tuple[SVC, ...]) -> tuple[SVC, ...]:
-        """Return the rows with the shared states of their backends; the same object when none differs."""
+        """Return the SVCs with the shared states of their backends; the same object when none differs."""
         changed: dict[L3n4Addr, BackendState] = {}
         if not self._states.get(owner) and self._shared.isdisjoint(self._used.get(owner, ())):
-            return rows  # all are ACTIVE, and no one else's
+            return rows  # all are ACTIVE and without another user
         for address in self._used.get(owner, ()):
             users = self._users[address]
             if not isinstance(users, str):
                 changed[address] = min(self._states[user].get(address, BackendState.ACTIVE) for user in users)
             elif (own := self._states[owner].get(address)) is not None:
-                changed[address] = own  # two rows of one owner may differ (filtered here, quarantined there)
+                changed[address] = own  # two SVCs of one owner may differ (filtered here, quarantined there)
         if not changed:
             return rows
         return tuple(_with_states(svc, changed) for svc in rows)

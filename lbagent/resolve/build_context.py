@@ -1,4 +1,4 @@
-"""What rows of Services and of HostPorts depend on beside the objects they are made of."""
+"""The inputs of the SVCs of Services and HostPorts beside their own objects."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from lbagent.resolve.overrides import Overrides
 
 
 class BuildContext(Struct, frozen=True, gc=False):
-    """The node, the states and weights of backends, and where they are; the same for every row of one run."""
+    """The node, the states and weights of backends, and their places; the same for every SVC of one run."""
 
     node: LocalNode
     has_row: Callable[[L3n4Addr], bool] | None = (
-        None  # the agent: an endpoint that exists keeps its backend row, if it has one
+        None  # the agent: an existing endpoint keeps its backend entry, if it has one
     )
     overrides: Overrides = Overrides()
     weight_of_pod: Callable[[str, bytes], int | None] = lambda _pod, _address: None
-    nodes: Mapping[bytes, str] = MappingProxyType({})  # of addresses whose objects differ (placement.py)
+    nodes: Mapping[bytes, str] = MappingProxyType({})  # of addresses with contradicting objects (placement.py)
 
     def node_of(self, info: EndpointInfo) -> tuple[str, bool]:
         """Return `node_at` of an endpoint."""
         return self.node_at(info.address.address, info.node_name)
 
     def node_at(self, address: bytes, name: str) -> tuple[str, bool]:
-        """Return the node an address is on whose endpoint names one or '', '' = unknown, and whether it is this one.
+        """Return the node of an address whose endpoint has this node or '', '' = unknown, and whether it is this node.
 
-        §10: without a node an address of this node is local too. Local policies ask the endpoint alone (model/select.py).
+        §10: without a node, an address of this node is local, too. Local policies use the endpoint alone (model/select.py).
         """
         here, nodes = self.node, self.nodes
         if nodes:

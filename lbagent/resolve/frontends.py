@@ -1,7 +1,7 @@
-"""Which frontends a Service wants: addresses, ports, kinds. Which Service gets a contested one is decided in ownership.py.
+"""The frontends that a Service wants: addresses, ports, kinds. ownership.py decides which Service gets a contested one.
 
-Order, and so the order of fresh IDs: ClusterIP, NodePort (surrogate first, then the node's addresses), LoadBalancer,
-externalIPs, binds; inside each by address, then by port.
+Order, and so the order of fresh ids: ClusterIP, NodePort (surrogate first, then the node's addresses), LoadBalancer, externalIPs,
+binds; inside each by address, then by port.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from msgspec import Struct
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.family import Family
 from lbagent.model.service import CIDR, SVCType, is_in_any
-from lbagent.objects.field_path import FieldPath
 from lbagent.objects.records import Service, ServicePort
+from lbagent.textfile.field_path import FieldPath
 
 UNSPECIFIED = {family: family.unspecified for family in Family}
 
@@ -30,24 +30,24 @@ class LocalNode(Struct, frozen=True, gc=False):
     zone: str = ""
     node_port_addresses: tuple[bytes, ...] | None = None  # --nodeport-addresses; None = all of `addresses`
     external_ips: bool = True  # whether externalIPs are served here
-    external_ip_ranges: tuple[CIDR, ...] = ()  # those in one of them alone; () = all
+    external_ip_ranges: tuple[CIDR, ...] = ()  # only those in one of them; () = all
     host_addresses: tuple[bytes, ...] = ()  # every address of the host that can be a frontend, for `Service.binds`
-    max_frontends: int = MAX_FRONTENDS_PER_SERVICE  # addresses with port and protocol that one Service has
+    max_frontends: int = MAX_FRONTENDS_PER_SERVICE  # addresses with port and protocol per Service
 
 
 class WantedFrontend(Struct, frozen=True, gc=False):
-    """A frontend that an object wants. `field` is where it says so; a wildcard row has no port."""
+    """A frontend that an object wants. `field` is its place in the object; a wildcard entry has no port."""
 
     frontend: L3n4Addr
     type: SVCType
     field: FieldPath
     port: ServicePort | None = None
     surrogate: bool = False  # 0.0.0.0 or [::], for look-ups on the node itself
-    loopback: bool = False  # an address that only processes of the node itself can mean
+    loopback: bool = False  # an address that only processes of the node itself can use
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether it is the row that rejects undefined ports of a ClusterIP."""
+        """Whether it is the entry that rejects undefined ports of a ClusterIP."""
         return self.port is None
 
     @property
@@ -57,15 +57,15 @@ class WantedFrontend(Struct, frozen=True, gc=False):
 
 
 def wanted_frontends(service: Service, node: LocalNode) -> list[WantedFrontend]:
-    """Return the frontends of a Service on this node, each (address, port, protocol) once, the wildcard rows included.
+    """Return the frontends of a Service on this node, each (address, port, protocol) once, with the wildcard entries.
 
-    They are the first `max_frontends` in their order, not counting the wildcard rows.
+    They are the first `max_frontends` in their order, not counting the wildcard entries.
     """
     return _within_share(service, node)[0]
 
 
 def beyond_share(service: Service, node: LocalNode) -> tuple[WantedFrontend, int] | None:
-    """Return the first frontend that is left out because the Service wants too many, and how many are left out at most."""
+    """Return the first frontend that is left out because the Service has too many, and the maximum number of such frontends."""
     found, first = _within_share(service, node)
     if first is None:
         return None

@@ -1,4 +1,4 @@
-"""HostPort rows: from the Pods of this node. A Service beats a HostPort; of two running Pods the older has the frontend.
+"""HostPort frontends: from the Pods of this node. A Service beats a HostPort; of two running Pods the older has the frontend.
 
 A terminating Pod's backend is terminating, so that a new Pod on the same hostPort takes the new flows and the old one
 keeps its own.
@@ -13,21 +13,22 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend, BackendState
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags, SvcFlagParam
+from lbagent.model.message import Message
 from lbagent.model.select import EndpointInfo, EndpointSet, endpoint_state, select
 from lbagent.model.service import SVC, ServiceName, SVCType
-from lbagent.objects.records import HostPort, Message, Pod
+from lbagent.objects.records import HostPort, Pod
 from lbagent.resolve.build_context import BuildContext
 from lbagent.resolve.frontends import UNSPECIFIED, is_loopback, node_addresses
 
 
 class HostPortRows(NamedTuple):
-    """The rows of each Pod by its key, and what is wrong."""
+    """The SVCs of each Pod by its key, and the problems."""
 
     rows: dict[str, tuple[SVC, ...]]
     messages: list[tuple[str, Message]]  # (Pod key, message)
 
 
-class _Claim(NamedTuple):
+class _HostPortCandidate(NamedTuple):
     pod: Pod
     backend: L3n4Addr
     surrogate: bool
@@ -35,14 +36,14 @@ class _Claim(NamedTuple):
 
 
 def is_relevant(pod: Pod, node_name: str) -> bool:
-    """Return whether a Pod can have HostPort rows on this node."""
+    """Return whether a Pod can have HostPort frontends on this node."""
     return bool(pod.host_ports) and not pod.finished and not pod.host_network and pod.node == node_name != ""
 
 
 def host_port_rows(pods: Iterable[Pod], context: BuildContext, owner: Callable[[L3n4Addr], str | None]) -> HostPortRows:
-    """Return the rows of the relevant Pods. `owner` names the Service that has a frontend, if one has."""
+    """Return the SVCs of the relevant Pods. `owner` returns the Service that has a frontend, if there is one."""
     result = HostPortRows({}, [])
-    claims: dict[L3n4Addr, list[_Claim]] = {}
+    claims: dict[L3n4Addr, list[_HostPortCandidate]] = {}
     for pod in sorted(pods, key=_seniority):
         for port in pod.host_ports:
             for frontend, claim in _claims(pod, port, context):
@@ -68,27 +69,27 @@ def _seniority(pod: Pod) -> tuple[bool, bool, float, str, str]:
     return (pod.terminating, not pod.created, pod.created, pod.namespace, pod.name)
 
 
-def _is_rival(claim: _Claim, holder: Pod) -> bool:
+def _is_rival(claim: _HostPortCandidate, holder: Pod) -> bool:
     return not claim.pod.terminating and claim.pod.key != holder.key
 
 
-def _claims(pod: Pod, port: HostPort, context: BuildContext) -> Iterable[tuple[L3n4Addr, _Claim]]:
+def _claims(pod: Pod, port: HostPort, context: BuildContext) -> Iterable[tuple[L3n4Addr, _HostPortCandidate]]:
     backends = {Family.of(ip): L3n4Addr(ip, port.target_port, port.protocol) for ip in reversed(pod.ips)}
     families = tuple(sorted(backends))
     if port.host_ip is not None and port.host_ip not in UNSPECIFIED.values():
         family = Family.of(port.host_ip)
         if family in backends:
             frontend = L3n4Addr(port.host_ip, port.port, port.protocol)
-            yield frontend, _Claim(pod, backends[family], False, is_loopback(port.host_ip))
+            yield frontend, _HostPortCandidate(pod, backends[family], False, is_loopback(port.host_ip))
         return
     if port.host_ip is not None:
         families = tuple(family for family in families if family == Family.of(port.host_ip))
     for address, surrogate in node_addresses(families, context.node.addresses):
         frontend = L3n4Addr(address, port.port, port.protocol)
-        yield frontend, _Claim(pod, backends[Family.of(address)], surrogate, False)
+        yield frontend, _HostPortCandidate(pod, backends[Family.of(address)], surrogate, False)
 
 
-def _row(frontend: L3n4Addr, claims: list[_Claim], context: BuildContext) -> SVC:
+def _row(frontend: L3n4Addr, claims: list[_HostPortCandidate], context: BuildContext) -> SVC:
     picked = select([_info(claim, context) for claim in claims], with_local=False)
     first = claims[0]
     flags = ServiceFlags.from_param(
@@ -114,7 +115,7 @@ def _row(frontend: L3n4Addr, claims: list[_Claim], context: BuildContext) -> SVC
     )
 
 
-def _info(claim: _Claim, context: BuildContext) -> EndpointInfo:
+def _info(claim: _HostPortCandidate, context: BuildContext) -> EndpointInfo:
     pod, ready = claim.pod, not claim.pod.terminating
     weight = DEFAULT_BACKEND_WEIGHT if pod.weight is None else pod.weight
     override = context.overrides.state_of(claim.backend, pod.key)
@@ -149,6 +150,5 @@ def _lost(pod: Pod, frontend: L3n4Addr, service: str | None, holder: Pod) -> Mes
     else:
         who = f"held by Pod {holder.key}, which is of the same age and the first by namespace/name"
     problem = f"{frontend.with_protocol()} is {who}"
-    subject, origin = f"Pod {pod.key}", pod.origin
-    kept = "the other frontends stay"
-    return Message(problem, kept, "spec.containers.ports.hostPort", subject, origin.file, origin.line, bool(service))
+    kept, field, origin = "the other frontends stay", "spec.containers.ports.hostPort", pod.origin
+    return Message(problem, kept, field, "Pod", pod.key, origin.file, origin.line, bool(service))

@@ -1,6 +1,6 @@
-"""Why a port of a Service has no endpoints although slices are there: a name, a protocol or an IP family does not match. Pure.
+"""Why a port of a Service has no endpoints although there are slices: a name, a protocol or an IP family does not match. Pure.
 
-A Service without any endpoint is in order; one whose manifests contradict each other is not, and both look alike in the maps.
+A Service without any endpoint is valid; one with contradicting manifests is not, and both look alike in the maps.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from lbagent.model.family import Family
+from lbagent.model.message import Message
 from lbagent.nearest_word import nearest
-from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort, SlicePort
+from lbagent.objects.records import EndpointSlice, Service, ServicePort, SlicePort
 
-MAX_SHOWN_PORTS = 5  # ports of a slice that a message names
-CLOSE_PORT = 0.6  # names of ports are short, and few are compared
+MAX_SHOWN_PORTS = 5  # ports of a slice in a message
+CLOSE_PORT = 0.6  # port names are short, and few are compared
 MAX_ORPHANS = 100  # slices without a Service that are compared with Services
 SERVICE_NAME_FIELD = "metadata.labels.kubernetes.io/service-name"
 NO_ENDPOINTS = "these frontends have no endpoints: connections are refused"
@@ -37,7 +38,7 @@ def port_problem(port: ServicePort, family: Family, slices: Iterable[EndpointSli
 def family_problem(service: Service, family: Family, slices: Iterable[EndpointSlice]) -> str:
     """Return why frontends of a family have no endpoints: the slices, written by hand, are all of the other family.
 
-    In a cluster the controller of slices makes one for each family, so that one that is not there yet will come.
+    In a cluster the controller makes slices for each family, so a missing one will follow.
     """
     pieces = [piece for piece in slices if piece.endpoints or piece.family == family]
     if not service.origin.file or not pieces or any(piece.family == family for piece in pieces):
@@ -48,9 +49,9 @@ def family_problem(service: Service, family: Family, slices: Iterable[EndpointSl
 def orphan_messages(
     orphans: Mapping[str, Sequence[EndpointSlice]], services: Mapping[str, Service], without_slices: Collection[str]
 ) -> list[Message]:
-    """Return an error for each slice whose Service is not there while a Service without slices has nearly its name.
+    """Return an error for each slice without its Service while a Service without slices has nearly its name.
 
-    `orphans` are the slices of manifest files by the key of the Service that they name; `without_slices` the keys of Services.
+    `orphans` are the slices of manifest files by the key of their Service; `without_slices` the keys of Services.
     """
     by_name: dict[str, list[str]] = {}
     by_namespace: dict[str, list[str]] = {}
@@ -73,9 +74,8 @@ def orphan_messages(
         )
         for piece in pieces:
             kind, names = ("Endpoints", "metadata.name") if piece.legacy else ("EndpointSlice", SERVICE_NAME_FIELD)
-            subject, origin = f"{kind} {piece.key}", piece.origin
-            kept = "its endpoints are not used"
-            out.append(Message(problem, kept, field or names, subject, origin.file, origin.line))
+            kept, origin = "its endpoints are not used", piece.origin
+            out.append(Message(problem, kept, field or names, kind, piece.key, origin.file, origin.line))
     return out
 
 

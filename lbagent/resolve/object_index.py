@@ -1,22 +1,24 @@
-"""Indexes of all objects by what resolve asks for, and which Services a change concerns. Nothing is decided here."""
+"""Indexes of all objects for resolve, and the Services that a change concerns. Nothing is decided here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lbagent.objects.records import Endpoints, EndpointSlice, Message, Node, ObjectChange, Pod, Service, StateOverride
+from lbagent.model.message import Message
+from lbagent.objects.records import Endpoints, EndpointSlice, Node, ObjectChange, Pod, Service, StateOverride
 from lbagent.resolve import mismatches
 from lbagent.resolve.frontends import LocalNode
 from lbagent.resolve.host_ports import is_relevant
 from lbagent.resolve.overrides import Contradiction, Overrides, rank_overrides
-from lbagent.resolve.placement import Claim, Placement, claims_of, contradiction_messages
+from lbagent.resolve.placement import AddressOnNode, Placement, claims_of, contradiction_messages
 
 
 class ObjectIndex:
-    """The objects, by what resolve asks for, and what changed since it asked last.
+    """The objects, indexed for resolve, and the changes since its last run.
 
-    `dirty` are keys of Services to build again; `all_dirty` when this node changed; `pods_dirty` when HostPort rows may have.
+    `dirty` are keys of Services to build again; `all_dirty` when this node changed; `pods_dirty` when HostPort frontends may
+    have.
     """
 
     def __init__(self, node_name: str, sources: Sequence[str] = ()) -> None:
@@ -24,7 +26,7 @@ class ObjectIndex:
         self._here = node_name
         self._sources = sources
         self.services: dict[str, Service] = {}
-        self.pods: dict[str, Pod] = {}  # those that have a weight, or hostPorts on this node
+        self.pods: dict[str, Pod] = {}  # those with a weight, or with hostPorts on this node
         self.with_node_ports: set[str] = set()
         self.dirty: set[str] = set()
         self.all_dirty = False
@@ -35,7 +37,7 @@ class ObjectIndex:
         self._ranked: tuple[Overrides, list[Contradiction]] | None = None  # None: to be ranked again
         self._placement = Placement()
         self._placement_messages: list[Message] | None = []  # None: to be made again
-        self._orphans: set[str] = set()  # keys of Services that slices name and that are not there
+        self._orphans: set[str] = set()  # keys of missing Services that slices refer to
         self._orphan_messages: list[Message] | None = []  # None: to be made again
         self._node: Node | None = None
         self._weight_by_ip: dict[bytes, int] = {}
@@ -43,7 +45,7 @@ class ObjectIndex:
         self._stale_pods: set[str] = set()  # the same by the Pod's key
 
     def update(self, change: ObjectChange) -> None:
-        """Take a change of one object."""
+        """Store a change of one object."""
         key, old, new = change.key, change.old, change.new
         match new or old:
             case Service():
@@ -102,7 +104,7 @@ class ObjectIndex:
         else:
             self._orphans.discard(key)
 
-    def _place(self, old: Iterable[Claim], new: Iterable[Claim]) -> None:
+    def _place(self, old: Iterable[AddressOnNode], new: Iterable[AddressOnNode]) -> None:
         changed = self._placement.update(old, new)
         self._stale_addresses |= changed
         if changed or self._placement.decided:
@@ -121,8 +123,8 @@ class ObjectIndex:
             self._stale_pods.add(key)
             self._stale_addresses.update(ip for each in (old, pod) if each for ip in each.ips)
 
-    def _claims_of_pod(self, pod: Pod | None) -> Iterable[Claim]:
-        """Return what a Pod with HostPort rows says: it is on this node."""
+    def _claims_of_pod(self, pod: Pod | None) -> Iterable[AddressOnNode]:
+        """Return the places of a Pod with HostPort frontends on this node."""
         return ((ip, pod.node) for ip in pod.ips) if pod and is_relevant(pod, self._here) else ()
 
     def _override(self, key: str, new: object) -> None:
@@ -142,7 +144,7 @@ class ObjectIndex:
         return bool(self.dirty or self.all_dirty or self.pods_dirty or self._stale_addresses or self._stale_pods)
 
     def refresh(self) -> None:
-        """Work out what many changes have in common: weights by address, and the Services whose endpoints they concern."""
+        """Compute the common results of many changes: weights by address, and the Services whose endpoints they concern."""
         self._weight_by_ip = {
             ip: pod.weight
             for _, pod in sorted(self.pods.items(), reverse=True)
@@ -158,11 +160,11 @@ class ObjectIndex:
             self.dirty |= self.services.keys()
 
     def forget_changes(self) -> None:
-        """Forget what changed: the State holds it."""
+        """Reset the changes: the State includes them."""
         self.dirty, self.all_dirty, self.pods_dirty = set(), False, False
         self._stale_addresses, self._stale_pods = set(), set()
 
-    # --- what resolve asks ---
+    # --- the interface for resolve ---
 
     def slices_of(self, key: str) -> Iterable[EndpointSlice]:
         """Return the slices of a Service; those of its Endpoints when it has none."""
@@ -173,7 +175,7 @@ class ObjectIndex:
         return endpoints.slices if endpoints else ()
 
     def local_node(self, node_ips: tuple[bytes, ...]) -> LocalNode:
-        """Return what is known of this node; `node_ips` given beats the Node object's InternalIPs."""
+        """Return this node; a given `node_ips` takes precedence over the Node object's InternalIPs."""
         node = self._node
         return LocalNode(self._here, node_ips or (node.internal_ips if node else ()), node.zone if node else "")
 
@@ -182,7 +184,7 @@ class ObjectIndex:
         return self._rank_overrides()[0]
 
     def contradictions(self) -> list[Contradiction]:
-        """Return the BackendStates that do not act because one of another source, or of another file, holds."""
+        """Return the BackendStates without effect because another one, of another source or file, applies."""
         return self._rank_overrides()[1]
 
     def _rank_overrides(self) -> tuple[Overrides, list[Contradiction]]:
@@ -193,7 +195,7 @@ class ObjectIndex:
 
     @property
     def nodes(self) -> Mapping[bytes, str]:
-        """The node of each address of which not all objects say the same; '' where they contradict each other."""
+        """The node of each address with different objects; '' where they contradict each other."""
         return self._placement.decided
 
     def placement_messages(self) -> list[Message]:
@@ -205,7 +207,7 @@ class ObjectIndex:
         return self._placement_messages
 
     def orphan_messages(self) -> list[Message]:
-        """Return an error for each slice of a file whose Service is not there while one with nearly its name lacks slices."""
+        """Return an error for each slice of a file without its Service while one with nearly its name lacks slices."""
         if self._orphan_messages is None:
             found = {key: [each for each in self.slices_of(key) if each.origin.file] for key in self._orphans}
             orphans = {key: pieces for key, pieces in found.items() if pieces}
@@ -218,7 +220,7 @@ class ObjectIndex:
         return self._orphan_messages
 
     def weight_of_pod(self, pod_key: str, address: bytes) -> int | None:
-        """Return the weight of an endpoint's Pod: the one it names, else the one that has its address."""
+        """Return the weight of an endpoint's Pod: the one that it refers to, else the one that has its address."""
         if not self.pods:
             return None
         if pod_key:
@@ -227,7 +229,7 @@ class ObjectIndex:
         return self._weight_by_ip.get(address)
 
     def relevant_pods(self) -> list[Pod]:
-        """Return the Pods that have HostPort rows on this node."""
+        """Return the Pods that have HostPort frontends on this node."""
         return [pod for pod in self.pods.values() if is_relevant(pod, self._here)]
 
     def _each_slice(self) -> Iterator[tuple[str, EndpointSlice]]:
@@ -239,8 +241,8 @@ class ObjectIndex:
                 yield service, piece
 
 
-def _claims(obj: object) -> Iterable[Claim]:
-    """Return what an object of endpoints, or None, says of where they are."""
+def _claims(obj: object) -> Iterable[AddressOnNode]:
+    """Return the places of the endpoints in an object, or None."""
     match obj:
         case EndpointSlice():
             return claims_of(obj)

@@ -1,4 +1,4 @@
-"""The rows of all owners, in the order of their objects: what a State is made of."""
+"""The SVCs of all owners, in the order of their objects: the contents of a State."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from lbagent.objects.records import Origin
 
 
 class OrderedRows:
-    """Owners (Services, Pods) sorted by origin, then by key; each with its rows."""
+    """Owners (Services, Pods) sorted by origin, then by key; each with its SVCs."""
 
     def __init__(self) -> None:
         self._places: list[tuple[Origin, str]] = []
         self._rows: list[tuple[SVC, ...]] = []  # beside `_places`, so that a State is one pass in C
         self._origins: dict[str, Origin] = {}
-        self._flat: list[SVC] = []  # every row in order, and as it was given out:
+        self._flat: list[SVC] = []  # every SVC in order; the previous result:
         self._last: tuple[SVC, ...] = ()
-        self._starts = array("I", [0])  # where each owner's rows begin in `_last`, and its end
-        self._touched = (0, 0)  # owners first..end whose rows have changed
-        self._moved = False  # owners came or went
+        self._starts = array("I", [0])  # where each owner's SVCs start in `_last`, and its end
+        self._touched = (0, 0)  # owners first..end with changed SVCs
+        self._moved = False  # owners were added or removed
 
     def place(self, owner: str, origin: Origin | None) -> None:
-        """Put an owner where its object is; None takes it and its rows away."""
+        """Place an owner at its object; None removes it and its SVCs."""
         old = self._origins.get(owner)
         if old == origin:
             return
@@ -46,7 +46,7 @@ class OrderedRows:
             self._origins[owner] = origin
 
     def set_rows(self, owner: str, rows: tuple[SVC, ...]) -> None:
-        """Take the rows of a placed owner; a row that is equal stays the same object, by which a plan sees what changed."""
+        """Store the SVCs of a placed owner; an equal SVC stays the same object, by which a plan detects changes."""
         origin = self._origins.get(owner)
         if origin is None:
             return
@@ -62,7 +62,7 @@ class OrderedRows:
         return (owner for _, owner in self._places)
 
     def state(self, generation: int) -> State:
-        """Return every row in order. A lone change costs a copy of the row of pointers, not a look at each."""
+        """Return every SVC in order. A lone change costs a copy of the list, not a step for each SVC."""
         before, starts, (first, end) = self._last, self._starts, self._touched
         if self._moved:
             self._flat = list(chain.from_iterable(self._rows))
@@ -79,7 +79,7 @@ class OrderedRows:
 
 
 def _with_known(rows: tuple[SVC, ...], old: tuple[SVC, ...]) -> tuple[SVC, ...]:
-    """Return new rows with the old ones where they are equal, else with their backends: what stays leaves memory as it was."""
+    """Return new SVCs, replaced by equal old ones, else with equal old backends: this saves memory."""
     if not old:
         return rows
     known = {svc.frontend: svc for svc in old}

@@ -1,7 +1,7 @@
-"""Which state BackendStates set for a backend, and which of them holds when several do.
+"""The state that BackendStates set for a backend, and which of them applies when there are several.
 
-The operator's BackendStates beat those of every other source; of these the source that is configured first wins, in it the
-object that comes first. Of one source, a state of an address beats that of the Pod behind it.
+The operator's BackendStates take precedence over those of every other source; then the order of the sources decides, then the
+order of the objects. In one source, a state of an address takes precedence over that of the Pod behind it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
-from lbagent.objects.records import OPERATOR, Message, StateOverride
+from lbagent.model.message import Message
+from lbagent.objects.records import OPERATOR, StateOverride
 
 
 class _Ranked(NamedTuple):
@@ -25,7 +26,7 @@ class _Ranked(NamedTuple):
 
 
 class Overrides(Struct, frozen=True, gc=False):
-    """The states that hold, by address and by the key of a Pod."""
+    """The effective states, by address and by the key of a Pod."""
 
     by_address: Mapping[L3n4Addr, _Ranked] = MappingProxyType({})
     by_pod: Mapping[str, _Ranked] = MappingProxyType({})
@@ -35,12 +36,12 @@ class Overrides(Struct, frozen=True, gc=False):
         return bool(self.by_address or self.by_pod)
 
     def state_of(self, address: L3n4Addr, pod: str) -> BackendState | None:
-        """Return the state set for a backend whose endpoint names this Pod ('' = none); None when none is."""
+        """Return the state set for a backend whose endpoint refers to this Pod ('' = none); None if there is none."""
         holds = self.that_holds(address, pod)
         return holds.state if holds is not None else None
 
     def that_holds(self, address: L3n4Addr, pod: str) -> StateOverride | None:
-        """Return the BackendState that holds for a backend whose endpoint names this Pod ('' = none)."""
+        """Return the effective BackendState for a backend whose endpoint refers to this Pod ('' = none)."""
         of_address = self.by_address.get(address)
         of_pod = self.by_pod.get(pod)
         if of_pod is not None and (of_address is None or of_pod.rank < of_address.rank):
@@ -53,24 +54,26 @@ class Overrides(Struct, frozen=True, gc=False):
 
 
 class Contradiction(NamedTuple):
-    """Two BackendStates set different states for the same backends: the first holds, the other does not act."""
+    """Two BackendStates set different states for the same backends: the first applies, the other has no effect."""
 
     holds: StateOverride
     ignored: StateOverride
 
     def message(self) -> Message:
-        """Return the warning about the one that does not act."""
+        """Return the warning about the one without effect."""
         holds, ignored = self
-        problem = f"BackendState {holds.name} ({holds.origin.place}) says {holds.state.text} of {holds.subject}"
-        kept = f"it comes first and holds, not {ignored.state.text}"
-        subject, origin = f"BackendState {ignored.name}", ignored.origin
-        return Message(problem, kept, "spec.state", subject, origin.file, origin.line, warning=True)
+        problem = f"BackendState {holds.name} ({holds.origin.place}) sets {holds.state.text} for {holds.subject}"
+        kept = f"it comes first and applies, not {ignored.state.text}"
+        origin = ignored.origin
+        return Message(
+            problem, kept, "spec.state", "BackendState", ignored.name, origin.file, origin.line, warning=True
+        )
 
 
 def rank_overrides(overrides: Iterable[StateOverride], sources: Sequence[str]) -> tuple[Overrides, list[Contradiction]]:
-    """Return which of all BackendStates hold, and which are contradicted by one that is not the operator's.
+    """Return the effective ones of all BackendStates, and those that one not from the operator overrides.
 
-    `sources` are names of sources in the order in which they win. One that is not named comes after them all.
+    `sources` are names of sources in their order of precedence. All other sources come last.
     """
     ranks = {name: rank for rank, name in enumerate(dict.fromkeys((OPERATOR, *sources)))}
 

@@ -1,8 +1,8 @@
-"""Which Service gets a frontend that several claim: first by the kind of claim, then by age.
+"""Decides which Service gets a frontend that several claim: first by the kind of claim, then by age.
 
 Kinds: ClusterIP and NodePort (and the bind address of a pool, which is this host's own), then LoadBalancer ingress, then
-externalIPs: whoever may write a Service can claim any address by externalIPs, so these never take what another Service was given.
-Age is the creationTimestamp, of one age namespace/name. Where one of the two has none, the Service that is served keeps the
+externalIPs: a user who may write a Service can claim any address by externalIPs, so these never take another Service's frontend.
+Age is the creationTimestamp, then namespace/name decides. Where one of the two has none, the Service that is served keeps the
 frontend; the first decision about a frontend takes those with a creationTimestamp first, then namespace/name.
 
 A pass is `update` for each changed Service, then `decide`. The order of the updates does not matter.
@@ -16,8 +16,9 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr
+from lbagent.model.message import Message
 from lbagent.model.service import SVCType
-from lbagent.objects.records import Message, Service
+from lbagent.objects.records import Service
 from lbagent.resolve.frontends import WantedFrontend
 
 RANKS = {
@@ -38,7 +39,7 @@ OwnerOf = Callable[[L3n4Addr], str | None]  # key of the Service that has a fron
 
 
 class Claim(NamedTuple):
-    """What a Service claims frontends of one kind by. The smaller claim precedes."""
+    """The kind and rank of a Service's claim to frontends. The smaller claim takes precedence."""
 
     rank: int
     is_undated: bool  # no creationTimestamp
@@ -58,7 +59,7 @@ class Claim(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
     def reason_against(self, loser: Claim) -> str:
-        """Return why this claim holds a frontend and not the other one, as the end of a sentence about the frontend."""
+        """Return why this claim has a frontend and not the other one, as the end of a sentence about the frontend."""
         winner = f"Service {self.key}"
         if self.rank != loser.rank:
             return f"held by {winner} as its {_KIND_TEXTS[self.type]}: it precedes any {_KIND_TEXTS[loser.type]}"
@@ -82,13 +83,13 @@ _Claims = tuple[tuple[Claim, tuple[L3n4Addr, ...]], ...]  # of one Service, by k
 
 
 class OwnedFrontends(NamedTuple):
-    """Who has which frontend, at one moment."""
+    """The owner of each frontend, at one moment."""
 
     claims: dict[str, _Claims]
-    contested: dict[L3n4Addr, str]  # who has each of these
+    contested: dict[L3n4Addr, str]  # owner of each of these
 
     def by_service(self) -> dict[str, list[str]]:
-        """Return the frontends of each Service without a creationTimestamp: those that depend on who was served before."""
+        """Return the frontends of each Service without a creationTimestamp: those that depend on the previous owner."""
         found = {}
         for key, claims in self.claims.items():
             if claims[0][0].is_undated:
@@ -113,25 +114,25 @@ class Ownership:
         self._contested: dict[L3n4Addr, dict[str, Claim]] = {}  # every claim to it, by service key
         # of one pass:
         self._new: set[L3n4Addr] = set()  # frontends that no Service claimed before
-        self._undecided: dict[L3n4Addr, Claim | None] = {}  # contested frontends -> what was served before
+        self._undecided: dict[L3n4Addr, Claim | None] = {}  # contested frontends -> their previous owner
 
     def set_previous_owner(self, previous_owner: OwnerOf) -> None:
-        """Name the Service that had each frontend before; it counts for the first pass."""
+        """Set the previous owner of each frontend; it counts for the first pass."""
         self._previous_owner = previous_owner
 
     def owner(self, frontend: L3n4Addr) -> str | None:
-        """Return the key of the Service that has the frontend; before the first decision of the one that had it."""
+        """Return the key of the Service that has the frontend; before the first decision, of its previous owner."""
         claim = self._owner.get(frontend)
         if claim is not None:
             return claim.key
         return self._previous_owner(frontend) if self._is_first_pass else None
 
     def winning_claim(self, frontend: L3n4Addr) -> Claim | None:
-        """Return the claim that holds the frontend."""
+        """Return the claim that has the frontend."""
         return self._owner.get(frontend)
 
     def owned(self) -> OwnedFrontends:
-        """Return what the past decides about, in little time: it is worked out later, also in another thread."""
+        """Return the previous owners that matter, quickly: they are computed later, also in another thread."""
         contested = {frontend: self._owner[frontend].key for frontend in self._contested}
         return OwnedFrontends(dict(self._claims), contested)
 
@@ -181,13 +182,13 @@ class Ownership:
         rivals[key] = claim
 
     def _note(self, frontend: L3n4Addr) -> None:
-        """Note that the frontend is to be decided, and what was served before this pass."""
+        """Mark the frontend to be decided, with its owner before this pass."""
         if frontend not in self._undecided:
             is_new = self._is_first_pass or frontend in self._new
             self._undecided[frontend] = None if is_new else self._owner[frontend]
 
     def decide(self) -> set[str]:
-        """Decide what the updates of this pass concern; return the Services whose frontends, or messages, it changes."""
+        """Decide on the updates of this pass; return the Services whose frontends or messages change."""
         changed: set[str] = set()
         for frontend, before in self._undecided.items():
             rivals = self._contested[frontend]
@@ -207,7 +208,7 @@ class Ownership:
 
 
 def _winner(claims: Iterable[Claim], served: Claim | None) -> Claim:
-    """Return the claim that gets a frontend; `served` is that of the Service which has it, if it still claims it."""
+    """Return the winning claim; `served` is that of the Service which has the frontend, if it still claims it."""
     best = min(claims)
     return served if served is not None and served.rank == best.rank and served.is_undated else best
 

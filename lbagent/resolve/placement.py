@@ -1,8 +1,8 @@
-"""Which node each address lives on, as all slices and HostPort Pods together say. Pure.
+"""The node of each address, by all slices and HostPort Pods together. Pure.
 
-Whether a backend is local decides how it is reached, and an address has one way there, however many objects name it. So its node
-is what all of them say who name one; where they contradict each other, none is believed: address and route decide then
-(net/paths.py), and a warning names the contradiction. Which endpoints a Local policy takes is decided by each slice alone.
+Whether a backend is local decides how it is reached, and an address has one path, however many objects list it. So its node is
+the one in all of them that have one; if they contradict each other, all are ignored: address and route decide then
+(net/paths.py), and a warning shows the contradiction. Each slice alone decides which endpoints a Local policy selects.
 """
 
 from __future__ import annotations
@@ -10,32 +10,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lbagent.model.address import format_ip
-from lbagent.objects.records import EndpointSlice, Message
+from lbagent.model.message import Message
+from lbagent.objects.records import EndpointSlice
 
-Claim = tuple[bytes, str]  # an address, and the node an object places it on, '' = it names none
-MAX_MESSAGES = 200  # contradictions that are named one by one
+AddressOnNode = tuple[bytes, str]  # an address, and the node of an object, '' = none
+MAX_MESSAGES = 200  # contradictions with a warning of their own
 
 
 class Placement:
-    """Counts the claims. An address of which all claims say the same costs one reference: nearly every one."""
+    """Counts the claims. An address with equal claims costs one reference: nearly every one."""
 
     def __init__(self) -> None:
         self._claims: dict[bytes, tuple[str, int] | dict[str, int]] = {}  # (node, claims), or claims by node
         self._pairs: dict[tuple[str, int], tuple[str, int]] = {}  # one object for equal pairs
-        self.decided: dict[
-            bytes, str
-        ] = {}  # addresses of which not all claims say the same -> their node, '' = contested
+        self.decided: dict[bytes, str] = {}  # addresses with different claims -> their node, '' = contested
 
     @property
     def contested(self) -> set[bytes]:
         """The addresses that are placed on different nodes."""
         return {address for address, node in self.decided.items() if not node}
 
-    def update(self, old: Iterable[Claim], new: Iterable[Claim]) -> set[bytes]:
-        """Replace the claims of one object; return the addresses about which `decided` says something else now."""
+    def update(self, old: Iterable[AddressOnNode], new: Iterable[AddressOnNode]) -> set[bytes]:
+        """Replace the claims of one object; return the addresses whose `decided` changes."""
         before, after = set(old), set(new)
         changed = set()
-        for claims, by in ((before - after, -1), (after - before, 1)):  # so a move contradicts nothing
+        for claims, by in ((before - after, -1), (after - before, 1)):  # so a move is no contradiction
             for address, node in claims:
                 was = self.decided.get(address)
                 self._count(address, node, by)
@@ -66,13 +65,13 @@ class Placement:
         self.decided.pop(address, None)
 
 
-def claims_of(piece: EndpointSlice) -> Iterable[Claim]:
-    """Yield what a slice says of its endpoints."""
+def claims_of(piece: EndpointSlice) -> Iterable[AddressOnNode]:
+    """Yield the places of a slice's endpoints."""
     return ((endpoint.address, endpoint.node) for endpoint in piece.endpoints)
 
 
 def contradiction_messages(contested: set[bytes], slices: Iterable[EndpointSlice]) -> list[Message]:
-    """Return a warning for each contested address: the last slice that names a node, against the first that names another."""
+    """Return a warning for each contested address: the last slice with a node, against the first with another."""
     claims: dict[bytes, list[tuple[EndpointSlice, str]]] = {}
     for piece in slices:
         for endpoint in piece.endpoints:
@@ -90,11 +89,12 @@ def contradiction_messages(contested: set[bytes], slices: Iterable[EndpointSlice
 
 def _message(address: bytes, first: tuple[EndpointSlice, str], last: tuple[EndpointSlice, str]) -> Message:
     (piece, node), (other, other_node) = first, last
-    problem = f"{format_ip(address)} is on node {other_node} here, and on node {node} in {_subject(piece)} ({piece.origin.place})"
-    kept = "neither is believed: whether it is reached as local follows from its address and route"
+    elsewhere = f"{_kind(piece)} {piece.key} ({piece.origin.place})"
+    problem = f"{format_ip(address)} is on node {other_node} here, and on node {node} in {elsewhere}"
+    kept = "both are ignored: its address and route decide whether it is local"
     origin = other.origin
-    return Message(problem, kept, "endpoints", _subject(other), origin.file, origin.line, warning=True)
+    return Message(problem, kept, "endpoints", _kind(other), other.key, origin.file, origin.line, warning=True)
 
 
-def _subject(piece: EndpointSlice) -> str:
-    return f"{'Endpoints' if piece.legacy else 'EndpointSlice'} {piece.key}"
+def _kind(piece: EndpointSlice) -> str:
+    return "Endpoints" if piece.legacy else "EndpointSlice"

@@ -1,7 +1,7 @@
-"""The endpoints of a Service in the plain case, which nearly each is: one slice, all ready, no weights, hints or states. Pure.
+"""The endpoints of a Service in the plain case, which is the usual one: one slice, all ready, no weights, hints or states. Pure.
 
-Then every endpoint is selectable for every client of a Cluster policy, and what model/select.py would find is their order alone.
-What is not plain in any way goes there.
+Then every endpoint is selectable for every client of a Cluster policy, and model/select.py would only sort them. All other cases
+use it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PlainEndpoints(Struct, frozen=True, gc=False):
     ports: tuple[SlicePort, ...]
 
     def backends(self, port: ServicePort) -> tuple[Backend, ...] | None:
-        """Return the backends of a Service's port, all selectable; None where the slice names the port twice."""
+        """Return the backends of a Service's port, all selectable; None if the slice has the port twice."""
         name, protocol = port.name, port.protocol
         numbers = [each.port for each in self.ports if each.name == name and each.protocol is protocol]
         if len(numbers) != 1:
@@ -51,7 +51,7 @@ class PlainEndpoints(Struct, frozen=True, gc=False):
 
 
 def plain_endpoints(slices: Iterable[EndpointSlice], family: Family, context: BuildContext) -> PlainEndpoints | None:
-    """Return the endpoints of one family where they are plain, else None."""
+    """Return the endpoints of one family if they are plain, else None."""
     pieces = [piece for piece in slices if piece.family == family]
     if len(pieces) != 1 or context.overrides:
         return None

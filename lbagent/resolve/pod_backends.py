@@ -1,4 +1,4 @@
-"""Which backends a Pod has: the endpoints that name it, and its hostPorts."""
+"""The backends of a Pod: the endpoints that refer to it, and its hostPorts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lbagent.objects.records import EndpointSlice, ObjectSnapshot
 
 
 def backends_of_pod(snapshots: Iterable[ObjectSnapshot], pod: str) -> set[L3n4Addr]:
-    """Return the addresses of every backend that objects give a Pod, by its key; whether a Service serves them is not asked."""
+    """Return the addresses of all backends of a Pod in the objects, by its key, even if no Service serves them."""
     return set(run_whole(pods_of_backends(snapshots, (pod,))))
 
 
 def pods_of_backends(snapshots: Iterable[ObjectSnapshot], pods: Collection[str]) -> Cooperative[dict[L3n4Addr, str]]:
-    """Return which of these Pods (keys) each of their backends belongs to, in one pass over all objects."""
+    """Return the Pods (of these keys) of each of their backends, in one pass over all objects."""
     found: dict[L3n4Addr, str] = {}
     for objects in snapshots:
         for piece in _each_slice(objects):
@@ -33,7 +33,7 @@ def pods_of_backends(snapshots: Iterable[ObjectSnapshot], pods: Collection[str])
 
 
 def pods_at(snapshots: Iterable[ObjectSnapshot], addresses: Collection[L3n4Addr]) -> Cooperative[dict[L3n4Addr, str]]:
-    """Return the key of the Pod that each of these backends belongs to, of those that belong to one."""
+    """Return the key of the Pod of each of these backends, if it has one."""
     found: dict[L3n4Addr, str] = {}
     wanted = {address.address for address in addresses}
     for objects in snapshots:

@@ -1,10 +1,10 @@
-"""resolve: all objects + who this node is -> State + messages. Pure; any order of events gives the same State.
+"""resolve: all objects + this node's identity -> State + messages. Pure; any order of events gives the same State.
 
-One thing depends on the past: which Service has a contested frontend where no creationTimestamp decides (ownership.py). Who had it
-is an input.
+One result depends on the past: the owner of a contested frontend where no creationTimestamp decides (ownership.py). The previous
+owner is an input.
 
-`Resolver` keeps the rows of each Service and builds again only what a change touches: the Service itself, those that contest
-a frontend with it, those that share a backend with it. `resolve` is the same from nothing.
+`Resolver` keeps the SVCs of each Service and builds again only those that a change concerns: the Service itself, those that
+contest a frontend with it, those that share a backend with it. `resolve` does the same from nothing.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.family import Family
+from lbagent.model.message import Message
 from lbagent.model.service import CIDR, SVC
 from lbagent.model.state import State
-from lbagent.objects.records import Message, ObjectChange, ObjectSnapshot
+from lbagent.objects.records import ObjectChange, ObjectSnapshot
 from lbagent.resolve.backend_states import SharedStates
 from lbagent.resolve.build_context import BuildContext
 from lbagent.resolve.frontends import MAX_FRONTENDS_PER_SERVICE, LocalNode, WantedFrontend, wanted_frontends
@@ -31,21 +32,20 @@ from lbagent.resolve.overrides import Overrides
 from lbagent.resolve.ownership import Contest, OwnedFrontends, OwnerOf, Ownership
 from lbagent.resolve.service_builder import ServiceBuilder
 
-RowsByOwner = dict[str, tuple[SVC, ...]]  # rows by owner: a service key, or 'pod:' and a pod key
+RowsByOwner = dict[str, tuple[SVC, ...]]  # SVCs by owner: a service key, or 'pod:' and a pod key
 KIND_ORDER = ("Node", "BackendState", "Pod", "Service", "EndpointSlice", "Endpoints")
 
 
 class Options(Struct, frozen=True, gc=False):
-    """Who this node is. `node_ips` given beats the Node object's InternalIPs.
+    """The identity of this node. A given `node_ips` takes precedence over the Node object's InternalIPs.
 
-    `keep_existing`: the agent's rule that the backend row of an endpoint that still exists in a slice stays. Then what was
-    there before counts: a State may hold resting backends that a fresh one does not.
-    `node_port_addresses`: those that NodePorts have, None = all of the node's; with `node_port_primary` its first of each family.
-    `external_ips`: whether externalIPs are served (CVE-2020-8554: who may write a Service takes any address by them), and
-    `external_ip_ranges` in which; () = all.
-    `host_addresses`: every address of the host, for Services that are bound to all of them.
-    `max_frontends`: of one Service, addresses with port and protocol; the rest is left out.
-    `sources`: names of sources in the order in which their BackendStates win; the operator's beat them all.
+    `keep_existing`: the agent's rule that an endpoint in a slice keeps its backend entry. Then the past counts: a State may hold
+    resting backends that a fresh one does not. `node_port_addresses`: those that NodePorts have, None = all of the node's; with
+    `node_port_primary` its first of each family. `external_ips`: whether externalIPs are served (CVE-2020-8554: a user who may
+    write a Service can claim any address by them), `external_ip_ranges` their ranges; () = all. `host_addresses`: every address
+    of the host, for Services that are bound to all of them. `max_frontends`: of one Service, addresses with port and protocol;
+    the rest is left out. `sources`: names of sources in the order of precedence of their BackendStates; the operator's come
+    first.
     """
 
     node_name: str = ""
@@ -61,15 +61,15 @@ class Options(Struct, frozen=True, gc=False):
 
 
 class Resolution(Struct, frozen=True):
-    """What the objects mean, and what is wrong with them together (what is wrong with one alone, its source says)."""
+    """The result for all objects, and the problems between them (each source reports those of single objects)."""
 
     state: State
     messages: tuple[Message, ...] = ()
-    contests: tuple[Contest, ...] = ()  # claims that are not served because another Service has the frontend
+    contests: tuple[Contest, ...] = ()  # claims without effect because another Service has the frontend
 
 
 def resolve(objects: ObjectSnapshot, options: Options, previous_owner: OwnerOf | None = None) -> Resolution:
-    """Return the State of all objects, from nothing; `previous_owner` names the Service that had a frontend before."""
+    """Return the State of all objects, from nothing; `previous_owner` returns the previous Service of a frontend."""
     resolver = Resolver(options)
     resolver.replace(objects)
     if previous_owner is not None:
@@ -78,7 +78,7 @@ def resolve(objects: ObjectSnapshot, options: Options, previous_owner: OwnerOf |
 
 
 class Resolver:
-    """Objects in, State out; remembers what it need not build again."""
+    """Objects in, State out; keeps results that a change does not concern."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -92,7 +92,7 @@ class Resolver:
         self._shared_states = SharedStates()
         self._rows = OrderedRows()
         self._messages: dict[str, tuple[Message, ...]] = {}  # by owner
-        self._contests: dict[str, tuple[Contest, ...]] = {}  # by the Service that lost
+        self._contests: dict[str, tuple[Contest, ...]] = {}  # by the Service without the frontend
         self._pod_owners: set[str] = set()
         # of one run:
         self._context: BuildContext
@@ -100,7 +100,7 @@ class Resolver:
         self._filtered_out: dict[str, set[L3n4Addr]] = {}
 
     def replace(self, objects: ObjectSnapshot) -> None:
-        """Take a whole snapshot in place of everything known. Who has which frontend counts as before."""
+        """Replace all objects by a snapshot. Owners of frontends keep their precedence."""
         owner_of = self._ownership.owner
         self._clear()
         self._ownership.set_previous_owner(owner_of)
@@ -110,15 +110,15 @@ class Resolver:
         )
 
     def set_restored_backends(self, addresses: Iterable[L3n4Addr]) -> None:
-        """Name the backends that have rows in the maps from before; it counts until the next `resolve`."""
+        """Set the backends that have entries in the maps from before; it counts until the next `resolve`."""
         self._restored = frozenset(addresses)
 
     def set_previous_owner(self, previous_owner: OwnerOf) -> None:
-        """Name the Service that had each frontend before the first `resolve`: of contested ones it may keep it (ownership.py)."""
+        """Set the previous owner of each frontend before the first `resolve`: it may keep contested ones (ownership.py)."""
         self._ownership.set_previous_owner(previous_owner)
 
     def owner_of(self, frontend: L3n4Addr) -> str | None:
-        """Return the key of the Service that has a frontend; before the first `resolve` of the one that had it."""
+        """Return the key of the Service that has a frontend; before the first `resolve`, of the previous owner."""
         return self._ownership.owner(frontend)
 
     @property
@@ -127,16 +127,16 @@ class Resolver:
         return self._ownership.version
 
     def owned_frontends(self) -> OwnedFrontends:
-        """Return who has which frontend, for a later `set_previous_owner`."""
+        """Return the owner of each frontend, for a later `set_previous_owner`."""
         return self._ownership.owned()
 
     @property
     def node_name(self) -> str:
-        """The node it resolves for."""
+        """The node of this resolver."""
         return self._options.node_name
 
     def local_node(self) -> LocalNode:
-        """Return what is known of this node."""
+        """Return this node."""
         options, node = self._options, self._index.local_node(self._options.node_ips)
         chosen = options.node_port_addresses
         if options.node_port_primary:
@@ -150,27 +150,32 @@ class Resolver:
             max_frontends=options.max_frontends,
         )
 
+    def node_port_addresses(self) -> tuple[bytes, ...]:
+        """Return this node's addresses for NodePorts."""
+        node = self.local_node()
+        return node.addresses if node.node_port_addresses is None else node.node_port_addresses
+
     def overrides(self) -> Mapping[L3n4Addr, BackendState]:
         """Return the states that the operator and health checks set for single addresses of backends on this node."""
         return self._index.overrides().of_addresses()
 
     def overrides_that_hold(self) -> Overrides:
-        """Return which BackendStates hold on this node, of addresses and of Pods."""
+        """Return the effective BackendStates of this node, by address and by Pod."""
         return self._index.overrides()
 
     def update(self, changes: Iterable[ObjectChange]) -> None:
-        """Take changes of single objects; `resolve` then says what they mean."""
+        """Store changes of single objects; `resolve` then returns the result."""
         for change in changes:
             self._index.update(change)
             if change.kind == "Service":
                 self._rows.place(change.key, change.new.origin if change.new else None)
 
     def resolve(self) -> Resolution:
-        """Return what all objects mean now; the same object as before when nothing changed."""
+        """Return the result for all objects; the same object as before when nothing changed."""
         return run_whole(self.resolving())
 
     def resolving(self) -> Cooperative[Resolution]:
-        """Do what `resolve` does; no `update` before the end."""
+        """Do the same as `resolve`; no `update` before the end."""
         index = self._index
         if not index.is_changed:
             return self._last
@@ -193,10 +198,10 @@ class Resolver:
     def _has_row(self, address: L3n4Addr) -> bool:
         return self._shared_states.has(address) or address in self._restored
 
-    # --- which Services must be built again ---
+    # --- Services to build again ---
 
     def _build(self, dirty: set[str]) -> Cooperative[RowsByOwner]:
-        """Build the dirty Services and all whose rows depend on theirs."""
+        """Build the dirty Services and those whose SVCs depend on them."""
         built: RowsByOwner = {}
         touched: set[str] = set()
         pending = yield from self._contest(dirty)
@@ -216,7 +221,7 @@ class Resolver:
         return built
 
     def _contest(self, dirty: Iterable[str]) -> Cooperative[set[str]]:
-        """Update the ownership of frontends; return the dirty Services and those that won or lost a frontend by them."""
+        """Update the ownership of frontends; return the dirty Services and those that gained or lost a frontend."""
         concerned = set(dirty)
         for key in dirty:
             service = self._index.services.get(key)
@@ -225,7 +230,7 @@ class Resolver:
             yield
         return concerned | self._ownership.decide()
 
-    # --- rows ---
+    # --- SVCs ---
 
     def _build_services(self, keys: Iterable[str]) -> Cooperative[RowsByOwner]:
         built: RowsByOwner = {}
@@ -255,7 +260,7 @@ class Resolver:
         return built
 
     def _build_pods(self) -> RowsByOwner:
-        """Build all HostPort rows again: there are few, and each may depend on each."""
+        """Build all HostPort frontends again: there are few, and each may depend on every other."""
         pods = {f"pod:{pod.key}": pod for pod in self._index.relevant_pods()}
         result = host_port_rows(pods.values(), self._context, self._ownership.owner)
         built: RowsByOwner = {}
@@ -292,10 +297,10 @@ class Resolver:
         return tuple(found)
 
     def _node_port_messages(self) -> Iterator[Message]:
-        node, subject = self._context.node, f"Node {self._options.node_name}"
+        node, name = self._context.node, self._options.node_name
         kept = "NodePort frontends have no row for a node address"
         if not node.addresses:
             problem = "no address is known: neither --node-ip nor an InternalIP of its Node object"
-            yield Message(problem, kept, "status.addresses", subject, warning=True)
+            yield Message(problem, kept, "status.addresses", "Node", name, warning=True)
         elif node.node_port_addresses == ():
-            yield Message("none of its addresses is in --nodeport-addresses", kept, "", subject, warning=True)
+            yield Message("none of its addresses is in --nodeport-addresses", kept, "", "Node", name, warning=True)

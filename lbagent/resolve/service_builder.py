@@ -1,7 +1,7 @@
-"""From one Service and its slices to its rows (SVC), before states of shared backends are settled. Pure.
+"""From one Service and its slices to its frontends (SVC), before the states of shared backends are merged. Pure.
 
-Which endpoints serve is decided in model/select.py; which frontends there are in frontends.py. Here they are put together:
-flags, scopes, source ranges, weights.
+model/select.py selects the endpoints, frontends.py the frontends. This module combines them: flags, scopes, source ranges,
+weights.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend, BackendState
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags, SvcFlagParam
 from lbagent.model.id_claims import OPERATORS_OWN
+from lbagent.model.message import Message
 from lbagent.model.select import (
     EndpointInfo,
     EndpointSet,
@@ -36,15 +37,15 @@ from lbagent.model.service import (
     SVCType,
     is_in_any,
 )
-from lbagent.objects.field_path import path_text
-from lbagent.objects.records import EndpointSlice, Message, Service, ServicePort
+from lbagent.objects.records import EndpointSlice, Service, ServicePort
 from lbagent.resolve.build_context import BuildContext
 from lbagent.resolve.frontends import WantedFrontend, beyond_share
 from lbagent.resolve.mismatches import NO_ENDPOINTS, family_problem, port_problem
 from lbagent.resolve.ownership import Claim, Contest
 from lbagent.resolve.plain_endpoints import PlainEndpoints, plain_endpoints
+from lbagent.textfile.field_path import path_text
 
-MAX_NAMED = 8  # addresses in one message
+MAX_NAMED = 8  # addresses per message
 
 
 class _Group(Struct, frozen=True, gc=False):
@@ -57,11 +58,11 @@ class _Group(Struct, frozen=True, gc=False):
 
     @property
     def has_backends(self) -> bool:
-        """Whether there is any, also one that takes no new flow."""
+        """Whether there is a backend, even without new flows."""
         return bool(self.selectable or self.unselectable or self.slotless)
 
     def is_same(self, other: _Group) -> bool:
-        """Whether new and old flows meet the same backends in both."""
+        """Whether new and old flows have the same backends in both."""
         return self.selectable == other.selectable and self.unselectable == other.unselectable
 
 
@@ -75,12 +76,12 @@ class _Choice(Struct, frozen=True, gc=False):
 
 
 class ServiceBuilder:
-    """Builds the rows of one Service."""
+    """Builds the SVCs of one Service."""
 
     def __init__(self, service: Service, slices: Iterable[EndpointSlice], context: BuildContext) -> None:
         """`slices` are those of its Endpoints where the Service has none of its own."""
         self.messages: list[Message] = []
-        # Filtered out for some frontend; kept for its live flows as soon as another Service gives it a row.
+        # Filtered out for some frontend; kept for its live flows as soon as another Service has an entry for it.
         self.filtered_out: set[L3n4Addr] = set()
         self.contests: list[Contest] = []
         self._service = service
@@ -95,7 +96,7 @@ class ServiceBuilder:
     def build(
         self, wanted: Collection[WantedFrontend], winning_claim: Callable[[L3n4Addr], Claim | None]
     ) -> tuple[SVC, ...]:
-        """Return the rows of the frontends that are not another Service's; `winning_claim` names who has each."""
+        """Return the SVCs of the frontends that no other Service has; `winning_claim` returns the owner's claim of each."""
         rows: list[SVC] = []
         reported: set[tuple[str, str, str]] = set()
         for want in wanted:
@@ -117,7 +118,7 @@ class ServiceBuilder:
             self._keep_unmatched(rows, self._context.has_row)
         return tuple(rows)
 
-    # --- rows ---
+    # --- SVCs ---
 
     def _rows(self, want: WantedFrontend, port: ServicePort) -> list[SVC]:
         choice = self._choice(port, want.frontend.family)
@@ -199,7 +200,7 @@ class ServiceBuilder:
 
     def _choose(self, port: ServicePort, family: Family) -> _Choice:
         service, node = self._service, self._context.node
-        with_local = service.external_local or service.internal_local  # else no frontend can ask for it
+        with_local = service.external_local or service.internal_local  # else no frontend uses it
         if not with_local and (plain := self._plain_of(family)) and (all_of_them := plain.backends(port)) is not None:
             every = _Group(all_of_them, (), ())
             return _Choice(cluster_ip=every, outside=every, inside=every)
@@ -276,7 +277,7 @@ class ServiceBuilder:
         return found
 
     def _keep_unmatched(self, rows: list[SVC], has_row: Callable[[L3n4Addr], bool]) -> None:
-        """Keep the backends of slices that no frontend asks for any more, or not yet: a port is renamed, a family is gone."""
+        """Keep the backends of slices that no frontend uses any more, or not yet: a port is renamed, a family is gone."""
         ports = {port.index: port for port in self._service.ports}
         asked = {(ports[index].name, ports[index].protocol, family) for index, family in self._choices}
         unmatched = {(port.name, port.protocol, piece.family) for piece in self._slices for port in piece.ports} - asked
@@ -310,10 +311,9 @@ class ServiceBuilder:
                 families.add(family)
                 self._report(path_text(want.field), problem, NO_ENDPOINTS)
 
-    def _report(self, field: str, problem: str, kept: str) -> None:
-        service = self._service
-        subject, origin = f"Service {service.key}", service.origin
-        self.messages.append(Message(problem, kept, field, subject, origin.file, origin.line))
+    def _report(self, field: str, problem: str, kept: str, *, warning: bool = False, event: str = "") -> None:
+        key, origin = self._service.key, self._service.origin
+        self.messages.append(Message(problem, kept, field, "Service", key, origin.file, origin.line, warning, event))
 
     def _report_lost(self, want: WantedFrontend, winner: Claim) -> None:
         service = self._service
@@ -330,8 +330,7 @@ class ServiceBuilder:
         more = f" and up to {number - 1} more are" if number > 1 else " is"
         problem = f"more than {node.max_frontends} frontends (address, port and protocol)"
         kept = f"{first.frontend.with_protocol()}{more} left out (--max-frontends-per-service)"
-        subject, origin = f"Service {service.key}", service.origin
-        self.messages.append(Message(problem, kept, path_text(first.field), subject, origin.file, origin.line))
+        self._report(path_text(first.field), problem, kept)
 
     def _warn_ignored(self) -> None:
         service = self._service
@@ -354,12 +353,11 @@ class ServiceBuilder:
                 self._warn(field, "SCTP packets are not balanced yet", kept, event="ProtocolNotSupported")
 
     def _warn(self, field: str, problem: str, kept: str, event: str = "") -> None:
-        subject, origin = f"Service {self._service.key}", self._service.origin
-        self.messages.append(Message(problem, kept, field, subject, origin.file, origin.line, True, event))
+        self._report(field, problem, kept, warning=True, event=event)
 
 
 def _ready_addresses(local: EndpointSet) -> tuple[bytes, ...]:
-    """Return what healthCheckNodePort counts: an endpoint that serves only because no ready one is left is not ready."""
+    """Return the count for healthCheckNodePort: an endpoint that serves only because none is ready is not ready."""
     return tuple(sorted({info.address.address for info in local.selectable if info.ready}))
 
 
@@ -394,6 +392,6 @@ def _ranges_of(service: Service, frontend: L3n4Addr) -> tuple[CIDR, ...]:
 
 
 def _nat_policy(service: Service, frontend: L3n4Addr) -> SVCNatPolicy:
-    """One bit says both: nat46 is for IPv4 frontends, nat64 for IPv6 ones."""
+    """One bit for both: nat46 is for IPv4 frontends, nat64 for IPv6 ones."""
     wanted = SVCNatPolicy.NAT64 if frontend.is_ipv6 else SVCNatPolicy.NAT46
     return wanted if service.nat_policy is wanted else SVCNatPolicy.NONE

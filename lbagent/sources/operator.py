@@ -1,6 +1,7 @@
 """The operator as a source: `backend set-state` writes a BackendState that survives restarts of the agent.
 
-One JSON file in the state directory, replaced whole: written, synced, renamed. What cannot be written is not done.
+One JSON file in the state directory, replaced whole: written, synced, renamed. What cannot be written is not done. The file has
+the drains of backends beside their states, so that a drain and the state that it sets begin and end together.
 """
 
 from __future__ import annotations
@@ -13,36 +14,52 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 import msgspec
+from msgspec import Struct
 
+from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
 from lbagent.errors import LbError, Refused
 from lbagent.kernel.private_folder import make_private, replace_private
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
+from lbagent.model.message import Message
 from lbagent.objects.message_log import MessageLog
 from lbagent.objects.pod_reference import pod_reference
-from lbagent.objects.records import OPERATOR, Message, ObjectChange, ObjectSnapshot, Origin, StateOverride
+from lbagent.objects.records import OPERATOR, ObjectChange, ObjectSnapshot, Origin, StateOverride
 from lbagent.objects.source import OnChange, initial_changes
 from lbagent.sources.manifest import documents
-from lbagent.sources.manifest.read_text import UnreadableManifest, read_text
+from lbagent.textfile.read_text import UnreadableManifest, read_text
 
 FILE = "backend-states.json"
 MAX_STATES = 100_000
 _ORIGIN = Origin(source=OPERATOR)
 
 
+class KeptDrain(Struct, frozen=True, kw_only=True, gc=False, rename="camel"):
+    """The drain of a backend as the file has it. Times are seconds since the epoch."""
+
+    address: str  # ADDRESS:PORT/PROTOCOL
+    since: float
+    deadline: float
+    flows_at_start: int = -1  # -1: not counted yet
+    result: str = ""  # drained, timed-out; '' while it goes on
+    flows_at_end: int = 0
+    ended: float = 0.0
+
+
 class OperatorSource:
-    """The states that the operator set: of single backends by address, and of Pods by reference."""
+    """The states that the operator set: of single backends by address, and of Pods by reference. And the drains of backends."""
 
     name = OPERATOR
     trusted = listed = True
     remembered = False
-    remedy, held = "", 0
+    remedy, held, distrust = "", 0, None
 
     def __init__(self, state_dir: str) -> None:
         """Read the states that were set before; `problems` names a file that cannot be read, and the next write puts it aside."""
         self.synced = asyncio.Event()
         self._path = os.path.join(state_dir, FILE)
         self._overrides: dict[str, StateOverride] = {}  # by what they are about, which is their name too
+        self._drains: dict[str, KeptDrain] = {}  # by address
         self._problems: list[Message] = []
         self._on_change: OnChange | None = None
         self._lock = asyncio.Lock()
@@ -73,6 +90,11 @@ class OperatorSource:
         """The single backends for which a state is set."""
         return [each.address for each in self._overrides.values() if each.address is not None]
 
+    @property
+    def drains(self) -> Mapping[str, KeptDrain]:
+        """The drains of backends by address, also those that have ended."""
+        return self._drains
+
     def knows(self, subject: str) -> bool:
         """Return whether a state is set for `ADDRESS:PORT/PROTOCOL` or `pod/NAMESPACE/NAME`."""
         return subject in self._overrides
@@ -89,42 +111,65 @@ class OperatorSource:
         *,
         pods: Iterable[str] = (),
         backends_of_pods: Iterable[L3n4Addr] = (),
+        drains: Iterable[KeptDrain] = (),
     ) -> None:
-        """Set and remember the state of backends: all or none. Raises LbError when it cannot be written.
+        """Set and remember the state of backends, and begin `drains`: all or none. Raises LbError when it cannot be written.
 
         ACTIVE is remembered too: it beats what a manifest says. `pods` are keys of Pods, whose backends of now and later are
         meant; states set before for single `backends_of_pods` are forgotten, so that the newer one of the Pod holds.
-        A state that is set again keeps the time since when it is set.
+        A state that is set again keeps the time since when it is set. Any state but maintenance ends the drains of the backends.
         """
         now = float(int(time.time()))  # whole seconds, as they are written
+        addresses, backends_of_pods = list(addresses), list(backends_of_pods)
         given = [StateOverride(each.with_protocol(), each, state, _ORIGIN, created=now) for each in addresses]
         given += [StateOverride(pod_reference(pod), None, state, _ORIGIN, pod=pod, created=now) for pod in pods]
         async with self._lock:
             forgotten = {address.with_protocol() for address in backends_of_pods}
             left = {name: override for name, override in self._overrides.items() if name not in forgotten}
-            await self._store(left | {each.name: self._unless_same(each) for each in given})
+            ended = set() if state is BackendState.MAINTENANCE else {each.name for each in given} | forgotten
+            going = {name: drain for name, drain in self._drains.items() if name not in ended}
+            await self._store(
+                left | {each.name: self._unless_same(each) for each in given},
+                going | {drain.address: drain for drain in drains},
+            )
+
+    async def update_drains(self, drains: Iterable[KeptDrain], forgotten: Collection[str] = ()) -> None:
+        """Remember what became of drains, except those that were cancelled, begun again or prolonged meanwhile. Raises LbError."""
+        async with self._lock:
+            known = self._drains
+            new = {each.address: each for each in drains if _is_same(known.get(each.address), each)}
+            left = {name: drain for name, drain in known.items() if name not in forgotten}
+            if left | new != known:
+                await self._store(self._overrides, left | new)
 
     def _unless_same(self, new: StateOverride) -> StateOverride:
         old = self._overrides.get(new.name)
         return old if old is not None and old.state is new.state else new
 
     async def forget(self, addresses: Iterable[L3n4Addr], pods: Iterable[str] = ()) -> list[str]:
-        """Forget the states of single backends and of Pods; return which were set. Raises LbError when it cannot be written."""
+        """Forget the states of single backends and of Pods, and their drains; return which were set or drained.
+
+        Raises LbError when it cannot be written.
+        """
         asked = {each.with_protocol() for each in addresses} | {pod_reference(pod) for pod in pods}
         async with self._lock:
             gone = [name for name in self._overrides if name in asked]
-            if gone:
-                await self._store({name: each for name, each in self._overrides.items() if name not in asked})
-        return gone
+            drains = [name for name in self._drains if name in asked]
+            if gone or drains:
+                await self._store(
+                    {name: each for name, each in self._overrides.items() if name not in asked},
+                    {name: each for name, each in self._drains.items() if name not in asked},
+                )
+        return [*gone, *(name for name in drains if name not in gone)]
 
-    async def _store(self, overrides: Mapping[str, StateOverride]) -> None:
-        if len(overrides) > MAX_STATES:
+    async def _store(self, overrides: Mapping[str, StateOverride], drains: Mapping[str, KeptDrain]) -> None:
+        if max(len(overrides), len(drains)) > MAX_STATES:
             raise Refused(f"more than {MAX_STATES} backend states; nothing was changed")
         try:
-            await asyncio.to_thread(self._write, _encode(overrides))
+            await asyncio.to_thread(self._write, _encode(overrides, drains))
         except OSError as error:
             raise LbError(f"{self._path} cannot be written: {error.strerror}; nothing was changed") from None
-        old, self._overrides = self._overrides, dict(overrides)
+        old, self._overrides, self._drains = self._overrides, dict(overrides), dict(drains)
         changes = [
             ObjectChange("BackendState", name, old.get(name), overrides.get(name))
             for name in old.keys() | overrides.keys()
@@ -144,7 +189,8 @@ class OperatorSource:
         if not os.path.lexists(self._path):
             return
         try:
-            parsed = documents.parse(read_text(self._path), self._path, self.name)
+            text = read_text(self._path)
+            parsed = documents.parse(text, self._path, self.name)
         except UnreadableManifest as error:
             self._broken = True
             kept = "the states that were set before are unknown; the next set-state puts the file aside"
@@ -155,9 +201,28 @@ class OperatorSource:
             if isinstance(obj, StateOverride):
                 override = StateOverride(obj.subject, obj.address, obj.state, _ORIGIN, pod=obj.pod, created=obj.created)
                 self._overrides[override.name] = override
+        self._read_drains(text)
+
+    def _read_drains(self, text: str) -> None:
+        if text.lstrip()[:1] != "{":
+            return  # YAML, written by hand: it has states alone
+        try:
+            found = msgspec.json.decode(text, type=_DrainsOfList).drains
+            self._drains = {L3n4Addr.parse(each.address).with_protocol(): each for each in found}
+        except DECODING_ERRORS as error:
+            problem, kept = f"drains: {decoding_problem(error)}", "no drain goes on; the states that drains set hold"
+            self._problems.append(Message(problem, kept, file=self._path))
 
 
-def _encode(overrides: Mapping[str, StateOverride]) -> bytes:
+class _DrainsOfList(Struct, gc=False):
+    drains: list[KeptDrain] = []
+
+
+def _is_same(known: KeptDrain | None, drain: KeptDrain) -> bool:
+    return known is not None and (known.since, known.deadline) == (drain.since, drain.deadline)
+
+
+def _encode(overrides: Mapping[str, StateOverride], drains: Mapping[str, KeptDrain]) -> bytes:
     items = [
         {
             "apiVersion": "lbagent.io/v1alpha1",
@@ -167,7 +232,10 @@ def _encode(overrides: Mapping[str, StateOverride]) -> bytes:
         }
         for name, override in sorted(overrides.items())
     ]
-    return msgspec.json.format(msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": items})) + b"\n"
+    document: dict[str, object] = {"apiVersion": "v1", "kind": "List", "items": items}
+    if drains:
+        document["drains"] = [drain for _, drain in sorted(drains.items())]
+    return msgspec.json.format(msgspec.json.encode(document)) + b"\n"
 
 
 def _text(created: float) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from lbagent.errors import ConfigError
 from lbagent.model.address import L4Type
 from lbagent.model.family import Family
+from lbagent.model.message import Message
 from lbagent.objects.records import (
     Endpoint,
     EndpointSlice,
-    Message,
     ObjectChange,
     ObjectSnapshot,
     Origin,
@@ -49,7 +49,7 @@ class SyntheticSource:
     name = SOURCE
     trusted = listed = True
     remembered = False
-    remedy, held = "", 0
+    remedy, held, distrust = "", 0, None
 
     def __init__(self, services: int, backends: int) -> None:
         self.synced = asyncio.Event()

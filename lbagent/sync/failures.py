@@ -48,7 +48,7 @@ class Failures:
             before = self.frontends.get(frontend)
             failure = self.frontends[frontend] = failed_again(before, error, now, delays)
             self.count += 1
-            if number < MAX_LOGGED and (before is None or str(before.error) != str(error)):
+            if number < MAX_LOGGED and (before is None or before.error.key != error.key):
                 log.error(
                     "a frontend could not be written",
                     extra={
@@ -65,5 +65,5 @@ class Failures:
             return
         self.general = failed_again(before, errors[0], now, delays)
         self.count += len(errors)
-        if before is None or str(before.error) != str(errors[0]):
+        if before is None or before.error.key != errors[0].key:
             log.error("the maps could not be written", extra={"error": str(errors[0]), "errors": len(errors)})

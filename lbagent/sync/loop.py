@@ -11,10 +11,13 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from lbagent.model.cooperative import run_cooperatively
+from lbagent.model.message import Message
 from lbagent.model.state import State, next_generation
 from lbagent.objects.message_log import MessageLog
-from lbagent.objects.records import Message, ObjectChange
+from lbagent.objects.records import ObjectChange
 from lbagent.objects.source import Source
 from lbagent.resolve import Resolver
 from lbagent.resolve.frontends import LocalNode
@@ -25,7 +28,7 @@ from lbagent.sync.inbox import Inbox
 from lbagent.sync.pacer import Pacer
 from lbagent.sync.runner import TargetRunner
 from lbagent.sync.sync_record import SyncRecord
-from lbagent.sync.target_protocol import Desired, Provenance, Target
+from lbagent.sync.target_protocol import Desired, ObjectFacts, Provenance, Target
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +53,7 @@ class SyncLoop:
         self._next_resolver: Resolver | None = None
         self._resolution: Resolution | None = None
         self._provenance: Provenance | None = None
+        self._facts: ObjectFacts | None = None
         self.record = SyncRecord()  # of the first target
         for runner in self.runners[:1]:
             runner.on_in_force = self.record.in_force
@@ -103,17 +107,20 @@ class SyncLoop:
         number, changes = self.inbox.take()
         self._update_resolver(changes)
         before, provenance = self._provenance, self._find_provenance()
+        known, facts = self._facts, self._find_facts()
         resolution = await run_cooperatively(self._resolver.resolving(), time.monotonic)
         if self._resolver.owners_version != self._owners_version:
             self._owners_version = self._resolver.owners_version
             self.on_owners()
-        if resolution is not self._resolution or provenance is not before:
+        if facts is not None:
+            facts = replace(facts, node_addresses=self._resolver.node_port_addresses())
+        if resolution is not self._resolution or provenance is not before or facts != known:
             generation = self.state.generation
             self._adopt(resolution)
             self.record.queued(changes, self.state.generation if self.state.generation != generation else None)
-            self._provenance = provenance
+            self._provenance, self._facts = provenance, facts
             for runner in self.runners:
-                runner.set_desired(Desired(self.state, provenance))
+                runner.set_desired(Desired(self.state, provenance, facts))
         else:
             self.record.queued(changes, None)
         self.on_objects()
@@ -151,6 +158,13 @@ class SyncLoop:
             self._resolver.overrides(),
             *store.held_only_by(remembering),
         )
+
+    def _find_facts(self) -> ObjectFacts | None:
+        """Return what the objects hold and the State does not, where a target needs it; the node's own addresses come later."""
+        if not any(runner.target.needs_facts for runner in self.runners):
+            return None
+        store = self.inbox.store
+        return ObjectFacts((), store.node_addresses(), frozenset(store.services_with_endpoints()))
 
     def _adopt(self, resolution: Resolution) -> None:
         """Number a State, over every resolver, and log what is newly wrong with the objects together."""

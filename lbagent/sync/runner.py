@@ -93,7 +93,7 @@ class TargetRunner:
         except (LbError, OSError) as error:
             known = error if isinstance(error, LbError) else LbError(str(error))
             self.failure = failed_again(before, known, now, delays)
-            if before is None or str(before.error) != str(known):
+            if before is None or before.error.key != known.key:
                 log.error("a target could not be brought in sync", extra={"target": name, "error": str(known)})
         else:
             self.failure = None

@@ -10,8 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+from lbagent.model.histogram import Histogram
 from lbagent.objects.records import ObjectChange
-from lbagent.sync.histogram import Histogram
 
 LATENCY_BOUNDS_S = (0.25, 0.5, *range(1, 60), *range(60, 120, 5), *range(120, 301, 30))
 MAX_WAITING = 1000  # States

@@ -1,8 +1,8 @@
 """Target: what makes a State true somewhere: in the maps of the programs, in nftables, in a file.
 
-The loop (sync/loop.py) knows targets by this module alone. Each target runs in a task of its own (sync/runner.py): one that
+The loop (sync/loop.py) uses targets by this module alone. Each target runs in a task of its own (sync/runner.py): one that
 fails is tried again with growing pauses, one that is slow is given the latest State when it is free, and neither holds up
-another. To add a target, write a file beside this one, or a folder, and name it where the agent is built (agent/app.py).
+another. What else a data plane has, the agent uses by targets/data_plane.py; how to add one: docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -37,14 +37,26 @@ class Provenance(Struct, frozen=True):
     remembered_endpoints: Collection[str] = frozenset()
 
 
+class ObjectFacts(Struct, frozen=True):
+    """What a target may need of the objects and no State has."""
+
+    node_addresses: tuple[bytes, ...] = ()  # of this node: those that NodePorts have
+    addresses_of_nodes: frozenset[bytes] = frozenset()  # of every node of the cluster
+    services_with_endpoints: frozenset[str] = (
+        frozenset()
+    )  # NAMESPACE/NAME of those that have a slice, also an empty one
+
+
 class Desired(Struct, frozen=True):
     """What a target makes true: a State without ids.
 
     `provenance` is given from the first untrusted source on, while a target retains: also when all are trusted again.
+    `facts` are given while a target needs them.
     """
 
     state: State
     provenance: Provenance | None = None
+    facts: ObjectFacts | None = None
 
 
 class Target(Protocol):
@@ -53,6 +65,7 @@ class Target(Protocol):
     name: str  # one word, as `lbagent status` shows it
     ready: asyncio.Event  # set when the first full State is in force, never cleared
     wake: asyncio.Event  # the target sets it to have `reconcile` called again, with the State given last
+    needs_facts: bool  # `Desired.facts` is given
 
     @property
     def generation(self) -> int:
@@ -94,6 +107,8 @@ class Target(Protocol):
 
 class SnapshotTarget(ABC):
     """A target that writes each State as a whole: what its `write` raises is all that can fail. Subclasses give `write`."""
+
+    needs_facts = False
 
     def __init__(self, name: str) -> None:
         self.name = name

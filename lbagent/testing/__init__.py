@@ -1,1 +1,5 @@
-"""Tests for plug-ins of lbagent, to be run by their own packages."""
+"""Test support: the tests that every provider plug-in runs (`provider.py`), and what lbagent's own tests and benchmarks need.
+
+`bpf_test_run.py` runs a program on one packet, `faulty_maps.py` fails writes to maps. Import the modules; the package lbagent never
+imports them, so that an agent does not load them.
+"""

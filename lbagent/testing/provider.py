@@ -31,9 +31,9 @@ from lbagent.cloud.provider import (
     Zones,
     same_ingress,
 )
+from lbagent.kube.kube_client import KubeClient
 from lbagent.objects.decode.decode_object import decode_json
 from lbagent.objects.records import NOWHERE, KubeObject, ObjectChange, ObjectSnapshot
-from lbagent.sources.kube.kube_client import KubeClient
 
 CLUSTER = "kubernetes"
 UIDS = "{:08d}-0000-4000-8000-000000000000"

@@ -6,10 +6,10 @@ import os
 import signal
 import sys
 
-from lbagent.agent import app
 from lbagent.cli.main import main
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.memory_maps import FaultyMaps
+from lbagent.targets.bpf import bpf_plane
+from lbagent.testing.faulty_maps import FaultyMaps
 
 LIFE = int(sys.argv.pop(1))
 
@@ -32,5 +32,5 @@ class MortalMaps(FaultyMaps):
 
 
 if __name__ == "__main__":
-    app.KernelMaps = MortalMaps  # type: ignore[assignment,misc]
+    bpf_plane.KernelMaps = MortalMaps  # type: ignore[assignment,misc]
     main()

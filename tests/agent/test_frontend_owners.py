@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from lbagent.agent import frontend_owners
-from lbagent.agent.conditions.check_services_of_node import check_copies
 from lbagent.agent.frontend_owners import FrontendOwners
 from lbagent.model.address import L3n4Addr, L4Type, parse_ip
 from lbagent.objects.records import Service, ServicePort
+from tests.checks.looking import Look
 from tests.resolve.watched import Watched
 
 VIP, OTHER = parse_ip("10.96.0.10"), parse_ip("fd00::10")
@@ -91,8 +91,9 @@ def test_a_file_that_cannot_be_read_counts_as_absent_and_is_replaced(
 def test_a_file_that_cannot_be_written_is_a_condition(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("no folder")
     owners = written(Watched(service("web")), tmp_path / "state")
-    (found,) = check_copies(Some(owners=owners, sources=[]))  # type: ignore[arg-type]
-    assert (found.name.value, found.subject) == ("copies-not-written", str(tmp_path / "state" / frontend_owners.FILE))
+    check_copies = Look("copies-not-written")
+    (found,) = check_copies(Some(owners=owners, sources=[]))
+    assert (found.name, found.subject) == ("copies-not-written", str(tmp_path / "state" / frontend_owners.FILE))
     assert found.text == f"{found.subject} cannot be written: Not a directory"
     owners.failure = ""
     assert not list(check_copies(Some(owners=owners, sources=[])))  # type: ignore[arg-type]

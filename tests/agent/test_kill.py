@@ -15,7 +15,7 @@ from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.resolve import Options, Resolver
 from lbagent.sources.folder.source import FolderSource
 from lbagent.sync.loop import SyncLoop
-from lbagent.sync.target.bpf_target import BpfTarget
+from lbagent.targets.bpf.bpf_target import BpfTarget
 from tests.agent.conftest import Box, endpoints, service
 from tests.lab.agent import program
 from tests.sync.rig import FixedPaths, running

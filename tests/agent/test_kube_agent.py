@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.agent.conftest import Box, endpoints, service
+from tests.kube.api_server import Obj
+from tests.kube.cluster import kubeconfig, node
 from tests.lab.agent import KubeAgent, program
 from tests.lab.netns import wait_for
 from tests.lab.topology import ROOT, end
-from tests.sources.kube.api_server import Obj
-from tests.sources.kube.cluster import kubeconfig, node
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.early]
 PORT = 16443
@@ -41,7 +41,7 @@ class Cluster:
         draft.rename(self.objects)
 
     def start(self) -> None:
-        argv = [sys.executable, "-m", "tests.sources.kube.api_server", str(PORT), str(self.objects)]
+        argv = [sys.executable, "-m", "tests.kube.api_server", str(PORT), str(self.objects)]
         self.server = self.box.node.popen(argv, cwd=ROOT)
         self.box.closing.callback(self.stop)
 

@@ -37,7 +37,7 @@ def test_a_storm_is_followed_by_one_trim(counts: list[int], trimmed: int, monkey
         ([5, 5], [2]),
         ([5, 6, 9, 9], [4]),
         ([5, 6, 9, 10], []),  # changes go on
-        ([*range(process_memory.MOST_LOOKS + 1)], [process_memory.MOST_LOOKS + 1]),  # so long at most
+        ([*range(process_memory.MAX_TRIM_CHECKS + 1)], [process_memory.MAX_TRIM_CHECKS + 1]),  # so long at most
         ([5, 5, 5, 20_000, 20_000, 20_000], [2]),  # once
     ],
 )
@@ -46,7 +46,7 @@ def test_memory_settles_in_the_first_quiet_moment(
 ) -> None:
     left = list(counts)
     settled: list[int] = []
-    monkeypatch.setattr(process_memory, "settle_memory", lambda: settled.append(len(counts) - len(left)))
+    monkeypatch.setattr(process_memory, "release_startup_memory", lambda: settled.append(len(counts) - len(left)))
     monkeypatch.setattr(process_memory, "trim", lambda: None)
     _run(process_memory.keep_memory_small, left, monkeypatch)
     assert settled == looks
@@ -56,7 +56,7 @@ def _run(
     keep: Callable[[Callable[[], int]], Coroutine[None, None, None]], counts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let it look until the counts of writes are used up."""
-    monkeypatch.setattr(process_memory, "LOOK_S", 0)
+    monkeypatch.setattr(process_memory, "TRIM_CHECK_INTERVAL_S", 0)
 
     def writes() -> int:
         if not counts:

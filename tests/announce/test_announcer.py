@@ -10,14 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from lbagent.announce.announcer import Announcer
-from lbagent.announce.announcer_view import NodeView
-from lbagent.announce.placements import NOT_SERVED_HERE
-from lbagent.announce.strangers import IN_USE, Conflict
-from lbagent.announce.vip_machine import PROBE_S
+from lbagent.announce.announce_refusal import AnnounceRefusal, RefusalReason
+from lbagent.announce.announcer import IN_USE, AddressConflict, Announcer, AnnouncerInputs
+from lbagent.announce.l2.frames import AddressSighting
+from lbagent.announce.l2.vip_machine import PROBE_S
 from lbagent.announce.vip_map import FORMER_LEADER_MAP, NS, VipMap, read
 from lbagent.announce.vip_rows import vip_rows, why
-from lbagent.announce.wire.frames import Claim
 from lbagent.errors import MapFull, NotFound
 from lbagent.maps.layout import LB_VIP, LB_VIP_KEY
 from lbagent.maps.memory_maps import MemoryMaps
@@ -71,7 +69,7 @@ class Sockets:
     def probe(self, ifindex: int, address: bytes, mac: bytes) -> None:
         self.sent.append(("probe", address))
 
-    def tell(self, ifindex: int, address: bytes, mac: bytes) -> None:
+    def announce(self, ifindex: int, address: bytes, mac: bytes) -> None:
         self.sent.append(("tell", address))
 
 
@@ -99,7 +97,7 @@ class World:
         self.now, self.objects, self.network = 100.0, None, NETWORK
         self.events: list[ObjectEvent] = []
         self.state, self.is_settled = State(), True
-        around = NodeView(
+        around = AnnouncerInputs(
             lambda: self.objects, lambda: self.network, lambda: {"eth0"}, lambda: {IFINDEX},
             lambda: self.state, lambda: self.is_settled,
         )  # fmt: skip
@@ -226,7 +224,11 @@ async def test_another_mac_address_is_answered_with_and_a_device_without_carrier
     world.network = replace(NETWORK, links={IFINDEX: replace(link, up=False)})
     world.run(0.1)
     assert world.written() == set()
-    assert world.announcer.refusals == {VIP: "eth0 has no carrier"}
+    assert world.announcer.refusals == {VIP: AnnounceRefusal(RefusalReason.NO_CARRIER, "eth0")}
+    assert why(world.announcer, "10.0.0.9").lines[:2] == [
+        "10.0.0.9 (l2, pool lan): withdrawn: eth0 has no carrier",
+        f"  {RefusalReason.NO_CARRIER.advice}",
+    ]
 
 
 async def test_what_has_ended_meanwhile_is_not_begun_again() -> None:
@@ -264,7 +266,7 @@ async def test_with_yield_it_yields_to_a_host_that_insists_then_too() -> None:
     world.announcer.use_pools(PoolsFile(POOLS.pools, L2Settings(defends=False), POOLS.bgp))
     world.run(1)
     for _ in range(2):
-        world.announcer._heard(IFINDEX, Claim(VIP, STRANGER))
+        world.announcer._on_sighting(IFINDEX, AddressSighting(VIP, STRANGER))
         world.run(0.1)
     assert world.sockets.sent == [("tell", VIP)]
     assert world.written() == set()
@@ -274,7 +276,7 @@ async def test_a_stranger_is_told_of_once_and_looked_for_each_minute() -> None:
     world = World()
     world.serve(VIP)
     for _ in range(3):
-        world.announcer._heard(IFINDEX, Claim(VIP, STRANGER))
+        world.announcer._on_sighting(IFINDEX, AddressSighting(VIP, STRANGER))
         world.run(60.1)
     assert [(event.key, event.reason) for event in world.events] == [("ns/web", IN_USE)]
     assert "02:00:00:00:00:07" in world.events[0].text
@@ -289,13 +291,13 @@ async def test_forged_claims_take_no_address_down_and_are_reported_once() -> Non
     world.run(20)
     world.sockets.sent.clear()
     for _ in range(40):  # two in each second
-        world.announcer._heard(IFINDEX, Claim(VIP, STRANGER))
+        world.announcer._on_sighting(IFINDEX, AddressSighting(VIP, STRANGER))
         world.run(0.5)
     assert world.written() == {VIP}
     assert world.sockets.sent == [("tell", VIP)] * 2
     assert [(event.key, event.reason) for event in world.events] == [("ns/web", IN_USE)]
     (conflict,) = world.announcer.conflicts()
-    assert conflict == Conflict(VIP, STRANGER, is_defended=True)
+    assert conflict == AddressConflict(VIP, STRANGER, is_defended=True)
     assert "02:00:00:00:00:07" in conflict.text()
     world.run(66)
     assert world.announcer.conflicts() == []
@@ -308,7 +310,7 @@ async def test_a_claim_by_a_mac_address_that_no_host_can_have_is_ignored(mac: st
     world.serve(VIP)
     world.run(begins)
     for _ in range(3):
-        world.announcer._heard(IFINDEX, Claim(VIP, bytes.fromhex(mac)))
+        world.announcer._on_sighting(IFINDEX, AddressSighting(VIP, bytes.fromhex(mac)))
         world.run(0.2)
     world.run(1)
     assert (world.written(), world.events, world.announcer.conflicts()) == ({VIP}, [], [])
@@ -337,10 +339,10 @@ async def test_policy_local_follows_what_the_programs_select(
     assert world.written() == ({VIP} if is_announced else set())
     assert world.announcer.wanted_routes() == frozenset({VIP} if is_announced else ())
     if not is_announced:
-        assert world.announcer.refusals == {VIP: NOT_SERVED_HERE}
+        assert world.announcer.refusals == {VIP: AnnounceRefusal(RefusalReason.NOT_SERVED_HERE)}
         assert world.announcer._withheld == {VIP}
         assert [row.reason for row in vip_rows(world.announcer)] == [
-            NOT_SERVED_HERE,
+            RefusalReason.NOT_SERVED_HERE,
             "the programs of this node send no new connections to its endpoints, so the route is withdrawn",
         ]
 
@@ -427,7 +429,7 @@ async def test_an_agent_that_did_not_run_for_too_long_begins_anew() -> None:
 async def test_its_own_frames_are_no_stranger_s() -> None:
     world = World()
     world.serve(VIP)
-    world.announcer._heard(IFINDEX, Claim(VIP, MAC))
+    world.announcer._on_sighting(IFINDEX, AddressSighting(VIP, MAC))
     world.run(1)
     assert world.written() == {VIP}
 
@@ -597,7 +599,7 @@ async def test_a_leader_that_does_not_know_the_leases_asks_the_wire_and_then_abo
     world.run(0.1)
     assert sorted(world.sockets.sent) == sorted(("probe", address) for address in many)
     world.sockets.sent.clear()
-    world.announcer._heard(IFINDEX, Claim(many[0], STRANGER))
+    world.announcer._on_sighting(IFINDEX, AddressSighting(many[0], STRANGER))
     world.run(0.1)
     assert world.written() == set(many[1:7])
     assert sorted(world.sockets.sent) == sorted(("probe", address) for address in set(many[1:7]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbagent.announce.due_times import DueTimes
+from lbagent.announce.announcer import DueTimes
 
 A, B = b"a", b"b"
 INF = float("inf")

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lbagent.announce.l2.duplicate_probes import DuplicateProbes
+from lbagent.announce.l2.vip_machine import Act, LeaseStatus, Order, VipMachine, VipSettings, is_overdue
 from lbagent.announce.leader.node_lives import NodeLives
 from lbagent.announce.leader.rendezvous import preferred_node
-from lbagent.announce.vip_machine import Act, Order, Settings, View, VipMachine, is_overdue
-from lbagent.announce.wire.wire_questions import WireQuestions
 
 ADDRESS = b"\n\0\0\1"
 STEP_S, DURATION_S, RENEW_S, GRACE_S = 0.05, 2.0, 1.0, 6.0
@@ -52,8 +52,8 @@ class SimulatedNode:
     def start(self, now: float) -> None:
         self.runs, self.stopped = True, False
         self.lives = NodeLives(self.name, DURATION_S)
-        self.machine = VipMachine(Settings(self.name, GRACE_S), now, answers=self.answers_until > now)
-        self.questions = WireQuestions()
+        self.machine = VipMachine(VipSettings(self.name, GRACE_S), now, answers=self.answers_until > now)
+        self.questions = DuplicateProbes()
         self.known: dict[str, tuple[int, bool]] = {}
         self.holder, self.version = "", -1
         self.next_renewal = now
@@ -100,14 +100,14 @@ class World:
         elif node.answers_until > self.now:
             node.answers_until = -1.0
 
-    def _view(self, node: SimulatedNode) -> View:
+    def _view(self, node: SimulatedNode) -> LeaseStatus:
         others = {
             name for name in node.lives.alive(self.now) if name != node.name and node.known.get(name, (0, False))[1]
         }
         dead_s = node.lives.dead_s(node.holder, self.now) if node.holder else -1.0
         if is_overdue(dead_s):
             others.discard(node.holder)
-        return View(
+        return LeaseStatus(
             node.eligible,
             elects=True,
             fresh=node.lives.is_fresh(self.now),
@@ -122,11 +122,11 @@ class World:
                 case Act.PROBE if node.linked:
                     for other in self.answering():
                         if other is not node:
-                            self._do(node, list(node.machine.heard(self.now, b"", other.name)))
+                            self._do(node, list(node.machine.sighted(self.now, b"", other.name)))
                 case Act.REPEAT if node.linked:
                     for other in self.nodes.values():
                         if other is not node and other.linked and other.runs and not other.stopped:
-                            self._do(other, list(other.machine.heard(self.now, b"", node.name)))
+                            self._do(other, list(other.machine.sighted(self.now, b"", node.name)))
                             if not other.machine.answers:
                                 other.answers_until = -1.0
                 case Act.CLAIM:
@@ -185,6 +185,7 @@ EVENTS = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(EVENTS)
 def test_two_nodes_never_answer_for_over_a_second_and_one_does_in_the_end(events: list[tuple[str, str, float]]) -> None:
@@ -212,6 +213,7 @@ def led() -> tuple[World, SimulatedNode]:
     return world, leader
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("back", [None, 0.5, 4.0])
 @pytest.mark.parametrize("last", ["kill", "stop"])
 @pytest.mark.parametrize("first", ["server", "cordon"])

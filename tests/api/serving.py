@@ -10,11 +10,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from lbagent.api.agent_api import BackendWay, FlowCounts, SetBy, WayOf
-from lbagent.api.bgp_peers import BgpPeerRow
+from lbagent.agent.drains import Drains
+from lbagent.api.agent_api import SetBy
 from lbagent.api.named_backends import services_left_empty
 from lbagent.api.server import ApiServer
-from lbagent.api.types import MapUsage, SourceStatus, Status
+from lbagent.api.types import BgpPeerRow, DrainRow, MapUsage, SourceStatus, Status
 from lbagent.errors import LastBackend, NotFound
 from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.backend import Backend, BackendState
@@ -22,6 +22,8 @@ from lbagent.model.cooperative import run_whole
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import SVC, Algorithm, ServiceName, SVCTrafficPolicy, SVCType
 from lbagent.model.state import State
+from lbagent.sources.operator import KeptDrain
+from lbagent.targets.data_plane import BackendWay, FlowCounts, WayOf
 
 
 def example_state() -> State:
@@ -70,6 +72,18 @@ def example_state() -> State:
     )
 
 
+class KeptDrains:
+    """A DrainStore that keeps them in memory."""
+
+    def __init__(self) -> None:
+        self.drains: dict[str, KeptDrain] = {}
+
+    async def update_drains(self, drains: Iterable[KeptDrain], forgotten: Collection[str] = ()) -> None:
+        self.drains |= {drain.address: drain for drain in drains}
+        for name in forgotten:
+            del self.drains[name]
+
+
 class Agent:
     """An AgentApi that holds a State and nothing else."""
 
@@ -92,6 +106,10 @@ class Agent:
         self.peers: list[BgpPeerRow] = []
         self.changed = asyncio.Event()
         self.loop: asyncio.AbstractEventLoop | None = None  # the loop in which `wait_change` waits
+        self.kept_drains = KeptDrains()
+        self.swept = 0  # finished sweeps, and how many there were when the drains were checked last
+        self.swept_at_check = 0
+        self.drain_follower = Drains(self.kept_drains, self.state, self.count_flows, lambda: self.swept_at_check)
 
     def state(self) -> State:
         return self.current
@@ -108,8 +126,10 @@ class Agent:
             frontends=4,
             backends=4,
             bpffs=self.bpffs,
+            sweeps=self.swept,
             sources=[SourceStatus("folder /etc/lb", True, 7, 1, ["a.yaml:3: spec: bad"])],
             maps=[MapUsage("lb4_service", 3, 100)],
+            drains=list(self.drains()),
             problems=self.problems,
         )
 
@@ -163,6 +183,29 @@ class Agent:
         )
         self.advance(services)
 
+    async def start_drain(
+        self,
+        addresses: Sequence[L3n4Addr],
+        timeout_s: float,
+        *,
+        pods: Sequence[str] = (),
+        further: Sequence[L3n4Addr] = (),
+        spare_last: bool = False,
+    ) -> None:
+        await self.set_state(addresses, BackendState.MAINTENANCE, pods=pods, spare_last=spare_last)
+        of_pods = (address for pod in pods for address in self.backends_of_pod(pod))
+        begun = self.drain_follower.begun(dict.fromkeys((*addresses, *of_pods, *further)), timeout_s)
+        self.kept_drains.drains |= {drain.address: drain for drain in begun}
+        await self.check_drains()
+
+    def drains(self) -> Sequence[DrainRow]:
+        return self.drain_follower.rows()
+
+    async def check_drains(self) -> Sequence[DrainRow]:
+        self.swept_at_check = self.status().sweeps
+        await self.drain_follower.check()
+        return self.drains()
+
     async def clear_state(self, addresses: Sequence[L3n4Addr], *, pods: Sequence[str] = ()) -> list[str]:
         for address in addresses:
             if address not in self.current.backends and address not in self.set_by:
@@ -202,17 +245,19 @@ class Agent:
 
 
 @contextlib.contextmanager
-def served(agent: Agent, path: Path | str, metrics_address: str = "") -> Iterator[ApiServer]:
+def served(
+    agent: Agent, path: Path | str, metrics_address: str = "", server: type[ApiServer] = ApiServer
+) -> Iterator[ApiServer]:
     """Serve until the end of the block; the loop runs in a thread, so that blocking clients can be used."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    server = ApiServer(agent, str(path), metrics_address)
+    running = server(agent, str(path), metrics_address)
     try:
-        asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
-        yield server
+        asyncio.run_coroutine_threadsafe(running.start(), loop).result(10)
+        yield running
     finally:
-        asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(running.close(), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

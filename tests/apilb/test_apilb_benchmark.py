@@ -13,13 +13,13 @@ from bench.apilb import apilb_tables
 from bench.apilb.measure import Amount, measure, quick
 from bench.apilb.outages import FAILURES
 from bench.apilb.ways import AGAIN, HAPROXY, NATIVE, SEEN
-from lbagent.apilb.instance import HealthCheck
+from lbagent.probes.probe_spec import ProbeSpec
 from tests.lab.debian_packages import HAPROXY as PACKAGES
 from tests.lab.debian_packages import unpacked
 from tests.lab.netns import LabError
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.slow]
-CHECK = HealthCheck(interval=0.3, timeout=0.5)
+CHECK = ProbeSpec(interval=0.3, timeout=0.5)
 
 
 @pytest.mark.timeout(900)  # starts of agents and many failures: minutes on a machine with much other work

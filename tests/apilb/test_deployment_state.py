@@ -21,8 +21,8 @@ SEEN = Observed(container_id="id", status=RUNNING, image=WANTED.image, ours=True
 
 
 def deployment(tmp_path: Path, seen: Observed | HostUnreachable) -> Deployment:
-    known = replace(found_instance(WANTED, SEEN), ssh=OLD)
-    files = PoolFiles(pools=("default",), instances=(WANTED,), deployed=Deployed(known=(known,)), one_pool=True)
+    recorded = replace(found_instance(WANTED, SEEN), ssh=OLD)
+    files = PoolFiles(pools=("default",), instances=(WANTED,), deployed=Deployed(recorded=(recorded,)), one_pool=True)
     found = Deployment(files, state_path=str(tmp_path / "state.yaml"))
     found.observed = {WANTED.key: seen}
     return found

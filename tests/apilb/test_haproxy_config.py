@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.apilb.files.pool_files import parse_pool_text
 from lbagent.apilb.haproxy_config import container_config, haproxy_config
 from lbagent.apilb.instance import Instance
+from tests.apilb.pool_texts import parse_pool_text
 from tests.lab.debian_packages import HAPROXY, unpacked
 from tests.lab.https_server import make_certificate
 
@@ -63,6 +63,7 @@ def test_servers_without_a_port_have_that_of_the_bind() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "bind", ["0.0.0.0:6443", ":6443", "*:6443", "127.0.0.1:7443", "[::]:6443", "[::1]:7443", "localhost:1"]
 )

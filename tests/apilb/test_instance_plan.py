@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from lbagent.apilb.instance import HealthCheck, Instance, Mode, OnMarkedDown, Secret, SshAccess
-from lbagent.apilb.instance_plan import Pair, as_known, paired, plan_steps, wanted_text
-from lbagent.apilb.plan_records import GONE, RUNNING, Action, KnownInstance, Observed, Step
+from lbagent.apilb.instance import Instance, Mode, OnMarkedDown, Secret, SshAccess
+from lbagent.apilb.instance_plan import Pair, as_recorded, paired, plan_steps, wanted_text
+from lbagent.apilb.plan_records import GONE, RUNNING, Action, Observed, RecordedInstance, Step
 from lbagent.errors import ConfigError, HostUnreachable, Refused
+from lbagent.probes.probe_spec import ProbeSpec
 
 WANTED = Instance(
     pool="p",
@@ -18,7 +19,7 @@ WANTED = Instance(
     host_config_path="/etc/haproxy/haproxy.cfg",
 )
 TEXT = wanted_text(WANTED)
-KNOWN = KnownInstance(
+KNOWN = RecordedInstance(
     pool="p", name="a", container_id="id1", status=RUNNING, image=WANTED.image, host_config_path=WANTED.host_config_path,
     config_text=TEXT,
 )  # fmt: skip
@@ -33,8 +34,8 @@ NATIVE_KNOWN = replace(
 NATIVE_SEEN = Observed(status=RUNNING, ours=True, file_text=NATIVE_TEXT)
 
 
-def step(wanted: Instance | None, known: KnownInstance | None, seen: Observed) -> Step:
-    pair = Pair(wanted, known)
+def step(wanted: Instance | None, recorded: RecordedInstance | None, seen: Observed) -> Step:
+    pair = Pair(wanted, recorded)
     (found,), errors = plan_steps([pair], {pair.item.key: seen})
     assert errors == []
     return found
@@ -50,7 +51,7 @@ START = ("status", GONE, RUNNING)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "known", "seen", "expected"),
+    ("wanted", "recorded", "seen", "expected"),
     [
         pytest.param(WANTED, KNOWN, SEEN, ("none", []), id="all is as wanted"),
         pytest.param(WANTED, None, Observed(), ("create", [START, ("file", "", "TEXT")]), id="nothing is there"),
@@ -109,15 +110,15 @@ START = ("status", GONE, RUNNING)
         pytest.param(None, KNOWN, Observed(), ("remove", [("status", GONE, GONE)]), id="removed, and gone already"),
     ],
 )  # fmt: skip
-def test_the_step(wanted: Instance | None, known: KnownInstance | None, seen: Observed, expected: object) -> None:
-    assert summary(step(wanted, known, seen)) == expected
+def test_the_step(wanted: Instance | None, recorded: RecordedInstance | None, seen: Observed, expected: object) -> None:
+    assert summary(step(wanted, recorded, seen)) == expected
 
 
 def test_a_container_whose_state_was_lost_is_known_from_then_on() -> None:
     found = step(replace(WANTED, image="haproxy:9"), None, SEEN)
     assert found.action is Action.RECREATE
-    assert found.known is not None
-    assert (found.known.container_id, found.known.host_config_path) == ("id1", WANTED.host_config_path)
+    assert found.recorded is not None
+    assert (found.recorded.container_id, found.recorded.host_config_path) == ("id1", WANTED.host_config_path)
 
 
 @pytest.mark.parametrize("wanted", [WANTED, NATIVE])
@@ -141,14 +142,14 @@ def test_each_directive_of_haproxy_makes_an_update_alone() -> None:
     for other in (
         replace(WANTED, servers=("10.0.0.3:1",)),
         replace(WANTED, bind_address="127.0.0.1:1"),
-        replace(WANTED, health_check=HealthCheck(path="/readyz")),
+        replace(WANTED, health_check=ProbeSpec(path="/readyz")),
         replace(WANTED, on_marked_down=OnMarkedDown.RESET),
     ):
         assert step(other, KNOWN, SEEN).action is Action.UPDATE
 
 
 def test_authorities_that_a_container_does_not_see() -> None:
-    wanted = replace(WANTED, health_check=HealthCheck(ca_file="/etc/kubernetes/ca.pem"))
+    wanted = replace(WANTED, health_check=ProbeSpec(ca_file="/etc/kubernetes/ca.pem"))
     steps, (error,) = plan_steps([Pair(wanted, None)], {wanted.key: Observed()})
     assert steps == []
     assert isinstance(error, ConfigError)
@@ -175,16 +176,16 @@ def test_another_way_to_a_host_changes_nothing_there(ssh: SshAccess) -> None:
 
 def test_another_host_is_another_instance() -> None:
     pairs = paired([replace(WANTED, ssh=SshAccess(address="i"))], [replace(KNOWN, ssh=SSH)])
-    assert [(each.wanted is None, each.known is None) for each in pairs] == [(True, False), (False, True)]
-    assert [each.known for each in paired([WANTED], [replace(KNOWN, ssh=SSH)])] == [replace(KNOWN, ssh=SSH), None]
+    assert [(each.wanted is None, each.recorded is None) for each in pairs] == [(True, False), (False, True)]
+    assert [each.recorded for each in paired([WANTED], [replace(KNOWN, ssh=SSH)])] == [replace(KNOWN, ssh=SSH), None]
 
 
 def test_one_name_on_several_hosts_and_in_any_order() -> None:
     """The seed knows instances by their place in the list: without the first one, all others are made anew."""
     hosts = [SshAccess(address=each) for each in "abc"]
-    known = [replace(KNOWN, ssh=each) for each in hosts]
-    pairs = paired([replace(WANTED, ssh=each) for each in (hosts[2], hosts[1])], known)
-    assert [(each.wanted and each.wanted.ssh, each.known and each.known.ssh) for each in pairs] == [
+    recorded = [replace(KNOWN, ssh=each) for each in hosts]
+    pairs = paired([replace(WANTED, ssh=each) for each in (hosts[2], hosts[1])], recorded)
+    assert [(each.wanted and each.wanted.ssh, each.recorded and each.recorded.ssh) for each in pairs] == [
         (None, hosts[0]), (hosts[2], hosts[2]), (hosts[1], hosts[1]),
     ]  # fmt: skip
 
@@ -194,12 +195,12 @@ def test_two_ports_of_one_address_stay_apart() -> None:
     pairs = paired(
         [replace(WANTED, ssh=two), replace(WANTED, ssh=one)], [replace(KNOWN, ssh=one), replace(KNOWN, ssh=two)]
     )
-    assert [each.known and each.known.ssh for each in pairs] == [two, one]
+    assert [each.recorded and each.recorded.ssh for each in pairs] == [two, one]
 
 
 def test_without_hosts_the_states_word_is_taken() -> None:
-    def action(wanted: Instance, known: KnownInstance | None) -> Action:
-        (found,), _ = plan_steps([Pair(wanted, known)], None)
+    def action(wanted: Instance, recorded: RecordedInstance | None) -> Action:
+        (found,), _ = plan_steps([Pair(wanted, recorded)], None)
         return found.action
 
     assert action(WANTED, KNOWN) is Action.NONE
@@ -208,7 +209,7 @@ def test_without_hosts_the_states_word_is_taken() -> None:
     assert action(WANTED, replace(KNOWN, status="exited")) is Action.START
     assert action(WANTED, replace(KNOWN, status=GONE, container_id="")) is Action.CREATE
     assert action(NATIVE, NATIVE_KNOWN) is Action.NONE
-    assert as_known(None) == Observed()
+    assert as_recorded(None) == Observed()
 
 
 def test_a_host_that_is_not_reached_stops_no_other() -> None:

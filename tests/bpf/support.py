@@ -11,8 +11,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from lbagent.bpf.build import builder
-from lbagent.bpf.build.c_source import Unit
+from lbagent.bpf.compiler import builder
+from lbagent.bpf.compiler.c_source import Unit
 from lbagent.bpf.load import program_settings
 from lbagent.bpf.load.verifier_report import SMALL_SIZES
 from lbagent.kernel import bpf_map, jiffies

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.bpf.build import artifact as artifacts
-from lbagent.bpf.build.c_source import ARTIFACT_PATH, UNITS
-from lbagent.bpf.hooks import CONTEXTS, HOOKS, INGRESS_MODES, AttachTarget, TargetKind, link_pin, parse_link_pin
+from lbagent.bpf.compiler import artifact as artifacts
+from lbagent.bpf.compiler.c_source import ARTIFACT_PATH, UNITS
+from lbagent.bpf.hooks import CONTEXTS, HOOKS, INGRESS_MODES, AttachPoint, AttachPointKind, link_pin, parse_link_pin
 from lbagent.config import options
 from lbagent.maps.layout import CALL_MAPS
 
 
+@pytest.mark.bpf  # the programs must be built
 @pytest.mark.parametrize("hook", HOOKS, ids=str)
 def test_every_hook_has_its_entry_program_in_the_build(hook):
     program = artifacts.load(ARTIFACT_PATH).programs[hook.program]
@@ -33,10 +34,10 @@ def test_every_tail_call_map_belongs_to_one_context():
 @pytest.mark.parametrize("hook", HOOKS, ids=str)
 def test_a_pin_names_target_and_program(hook):
     called, pinned = {
-        TargetKind.DEVICE: ("eth0.100-a", "eth0:100-a"),
-        TargetKind.CGROUP: ("/sys/fs/cgroup/a-b.slice:c%", "%2Fsys%2Ffs%2Fcgroup%2Fa-b%2Eslice%3Ac%25"),
+        AttachPointKind.DEVICE: ("eth0.100-a", "eth0:100-a"),
+        AttachPointKind.CGROUP: ("/sys/fs/cgroup/a-b.slice:c%", "%2Fsys%2Ffs%2Fcgroup%2Fa-b%2Eslice%3Ac%25"),
     }[hook.target]
-    target = AttachTarget(hook.target, called)
+    target = AttachPoint(hook.target, called)
     name = link_pin(target, hook)
     assert name == f"{pinned}-{hook.program}"
     found, other = parse_link_pin(name)

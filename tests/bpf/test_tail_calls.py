@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lbagent.bpf.build import builder
+from lbagent.bpf.compiler import builder
 from lbagent.bpf.load.loader import call_slots
 from lbagent.bpf.tail_calls import AGENT_RUNS, TAIL_CALLS, call_slot, program_functions
 from lbagent.maps import layout

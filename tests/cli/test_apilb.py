@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from lbagent.apilb.files.pool_files import parse_pool_text, read_pool_files
+from lbagent.apilb.files.pool_files import read_pool_files
 from lbagent.apilb.files.state_file import Deployed, state_text
 from lbagent.apilb.instance_plan import found_instance, wanted_text
 from lbagent.apilb.plan_records import Observed
+from tests.apilb.pool_texts import parse_pool_text
 from tests.cli.conftest import Run
 
 CONFIG = """\
@@ -42,13 +43,13 @@ def config(tmp_path: Path) -> Path:
 
 def write_state(config: Path, *names: str) -> Path:
     """Write the state of an apply that made the instances of these names."""
-    known = []
+    recorded = []
     for each in read_pool_files([str(config)]).instances:
         if each.name in names:
             seen = Observed(container_id="id", status="running", image=each.image, file_text=wanted_text(each))
-            known.append(found_instance(each, seen))
+            recorded.append(found_instance(each, seen))
     path = config.parent / "state.yaml"
-    path.write_text(state_text(Deployed(known=tuple(known)), one_pool=False))
+    path.write_text(state_text(Deployed(recorded=tuple(recorded)), one_pool=False))
     return path
 
 

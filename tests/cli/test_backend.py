@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from lbagent.api.agent_api import BackendWay, SetBy
+from lbagent.api.agent_api import SetBy
+from lbagent.api.client import AgentClient
 from lbagent.api.types import Status
+from lbagent.errors import AgentUnreachable, ConfigError
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
+from lbagent.sources.operator import KeptDrain
+from lbagent.targets.data_plane import BackendWay
 from tests.api.serving import Agent
 from tests.cli.conftest import Run
 
@@ -372,6 +376,94 @@ def test_drain_times_out(lb: Run, agent: Agent) -> None:
     assert json.loads(lb("backend", "list", "-o", "json").out)[0]["state"] == "maintenance"
 
 
+def test_a_drain_is_shown(lb: Run, agent: Agent) -> None:
+    """In `backend list`, as a column once there is one, in JSON and in `status`; a second drain of a backend joins the first."""
+    assert "DRAIN" not in lb("backend", "list").out
+    assert not [line for line in lb("status").out.splitlines() if line.startswith("drain ")]
+    agent.flows = {1: 5, 2: 1}
+    (row,) = AgentClient().start_drain(["10.0.0.9:8080"], 300.0)
+    assert (row["drain"]["state"], row["drain"]["flows"], row["drain"]["flows_at_start"]) == ("draining", 5, 5)
+    assert lb("backend", "drain", "10.0.0.10:8080", "--timeout", "50ms").code == 6
+    agent.flows = {1: 4, 2: 1}
+    done = lb("backend", "drain", "10.0.0.9:8080", "--timeout", "50ms")
+    assert (done.code, "10.0.0.9:8080/TCP 4" in done.err) == (6, True)
+    joined = _rows(lb)[0]["drain"]
+    assert (joined["state"], joined["since"], joined["timeout_s"]) == ("draining", row["drain"]["since"], 300.0)
+    assert (joined["flows"], joined["flows_at_start"], 290 < joined["remaining_s"] <= 300) == (4, 5, True)
+    assert "drain" not in _rows(lb)[2]
+    header, *lines = (line.split() for line in lb("backend", "list").out.splitlines())
+    at = header.index("DRAIN")
+    assert [line[at : at + 2] for line in lines[:2]] == [["draining", "4/5"], ["timed-out", "1/1"]]
+    assert [line[at] for line in lines[2:]] == ["-", "-"]
+    drains = json.loads(lb("status", "-o", "json").out)["drains"]
+    assert [(each["address"], each["state"]) for each in drains] == [
+        ("10.0.0.9:8080/TCP", "draining"),
+        ("10.0.0.10:8080/TCP", "timed-out"),
+    ]
+    assert [line for line in lb("status").out.splitlines() if line.startswith("drain ")] == [
+        "drain      10.0.0.9:8080/TCP: 4 of 5 flows left after 0 s; it times out in 5 min",
+        "drain      10.0.0.10:8080/TCP: timed out after 0 s, 1 of 1 flows left; it stays in maintenance",
+    ]
+    agent.flows, agent.swept = {}, 9
+    AgentClient().drains()
+    assert "drain      10.0.0.9:8080/TCP: drained 0 s ago" in lb("status").out.splitlines()
+
+
+def test_many_drains_are_some_lines_of_the_status(lb: Run, agent: Agent) -> None:
+    for number in range(25):
+        address = f"10.0.1.{number}:80/TCP"
+        agent.kept_drains.drains[address] = KeptDrain(address=address, since=float(number), deadline=9e9)
+    lines = [line for line in lb("status").out.splitlines() if line.startswith("drain ")]
+    assert len(lines) == 21
+    assert "10.0.1.0:80/TCP: flows not counted yet" in lines[0]
+    assert lines[-1] == "drain      5 more; `lbagent backend list` shows them"
+
+
+def test_a_drain_that_is_cancelled(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = iter(range(10))
+
+    def status() -> Any:
+        if next(checks) == 2:
+            agent.kept_drains.drains.clear()  # as set-state and clear-state do
+        return Agent.status(agent)
+
+    monkeypatch.setattr("lbagent.cli.verbs.backend.POLL_S", 0.001)
+    monkeypatch.setattr(agent, "status", status)
+    done = lb("backend", "drain", "10.0.0.9:8080", "--timeout", "30s")
+    assert (done.code, done.out) == (1, "")
+    assert "the drain of 10.0.0.9:8080/TCP was cancelled by set-state or clear-state" in done.err
+
+
+def test_drain_follows_again_when_the_agent_is_back(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits once, for an agent that restarts; exit code 5 when none comes."""
+    agent.swept, agent.flows = 4, {}
+    answers, drains = [AgentUnreachable("no agent answers")] * 2, AgentClient.drains
+
+    def sometimes(client: AgentClient) -> Any:
+        if answers:
+            raise answers.pop()
+        agent.swept += 2
+        return drains(client)
+
+    monkeypatch.setattr("lbagent.cli.verbs.backend.POLL_S", 0.001)
+    monkeypatch.setattr(AgentClient, "drains", sometimes)
+    done = lb("backend", "drain", "10.0.0.9:8080", "--timeout", "30s")
+    assert (done.code, done.out) == (0, "10.0.0.9:8080/TCP drained\n")
+    assert done.err.splitlines()[1:] == ["no agent answers; waiting for it"]
+    answers += [AgentUnreachable("no agent answers")] * 9
+    monkeypatch.setattr("lbagent.cli.verbs.backend.RECONNECT_S", 0.0)
+    done = lb("backend", "drain", "10.0.0.9:8080", "--timeout", "30s")
+    assert (done.code, done.out) == (5, "")
+    assert "the drain goes on as soon as an agent runs" in done.err
+
+
+@pytest.mark.parametrize("body", [{"timeout_s": -1}, {"timeout_s": "x"}, {}])
+def test_drain_refused_by_the_agent(agent: Agent, body: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="nothing was changed"):
+        AgentClient()._send("start_drain", {"addresses": ["10.0.0.9:8080"], **body})
+    assert agent.current.generation == 3
+
+
 def test_drain_of_an_agent_that_does_not_answer(lb: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It accepts and says nothing, as a stopped process does; the wait asked for counts, not a request's own limit."""
     monkeypatch.setattr("lbagent.cli.verbs.backend.ANSWER_S", 0.01)
@@ -386,8 +478,6 @@ def test_drain_of_an_agent_that_does_not_answer(lb: Run, tmp_path: Path, monkeyp
 
 def test_set_state_from_many_at_once(agent: Agent, lb: Run) -> None:
     """Concurrent writers each get an answer of their own."""
-    from lbagent.api.client import AgentClient
-
     got: list[str] = []
 
     def write(address: str) -> None:

@@ -13,10 +13,10 @@ import pytest
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.specs import Sizes
-from lbagent.sync import dry_run
-from lbagent.sync.target.apply import apply
-from lbagent.sync.target.plan import plan
-from lbagent.sync.target.shadow import Shadow
+from lbagent.targets.bpf import dry_run
+from lbagent.targets.bpf.apply import apply
+from lbagent.targets.bpf.plan import plan
+from lbagent.targets.bpf.shadow import Shadow
 from tests.api.serving import Agent
 from tests.cli.conftest import Run
 from tests.cli.test_offline import DUMP, MANIFEST

@@ -36,7 +36,7 @@ def test_svc_list_imports_nothing_heavy(agent: Agent) -> None:
     assert done.stdout.startswith("ID   FRONTEND")
     assert HEAVY.isdisjoint(modules)
     assert {name for name in modules if name.startswith("lbagent")} == {
-        "lbagent", "lbagent.defaults", "lbagent.durations", "lbagent.errors", "lbagent.api", "lbagent.api.client",
+        "lbagent", "lbagent.defaults", "lbagent.durations", "lbagent.errors", "lbagent.api", "lbagent.api.api_routes", "lbagent.api.client", "lbagent.api.listed_fields",
         "lbagent.cli", "lbagent.cli.main", "lbagent.cli.options", "lbagent.cli.output", "lbagent.cli.verbs", "lbagent.cli.verbs.svc",
     }  # fmt: skip
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lbagent.api.client import AgentClient
+from lbagent.cli.verbs import doctor
 from lbagent.config import Config
 from tests.cli.conftest import Run
 
@@ -139,3 +141,28 @@ def test_cleanup_of_nothing(lb: Run, tmp_path: Path) -> None:
     done = lb("cleanup", "--bpffs", str(tmp_path / "none"))
     assert (done.code, done.out) == (0, "")
     assert "nothing to clean up" in done.err
+
+
+def test_doctor_shows_the_conditions_of_the_agent_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault as a warning, the rest as notes; what doctor found itself is not shown twice."""
+    fields = ("name", "subject", "text", "remedy", "mended", "severity")
+    conditions = [
+        dict(zip(fields, row, strict=True))
+        for row in (
+            ("map-nearly-full", "lb4_service", "nearly full", "raise it", False, "fault"),
+            ("objects-refused", "folder", "refused", "", False, "degraded"),
+            ("link-detached", "eth0", "attached again", "", True, "fault"),
+            ("forwarding-off", "IPv4", "off", "on", False, "fault"),
+        )
+    ]
+    monkeypatch.setattr(AgentClient, "status", lambda _: {"conditions": conditions})
+    found = list(doctor.conditions("/none", {("forwarding-off", "IPv4")}))
+    assert [(each.level, each.text, each.remedy) for each in found] == [
+        ("warning", "nearly full", "raise it"),
+        ("note", "refused", ""),
+        ("note", "attached again", ""),
+    ]
+
+
+def test_doctor_without_an_agent_shows_no_conditions(tmp_path: Path) -> None:
+    assert list(doctor.conditions(str(tmp_path / "none.sock"), ())) == []

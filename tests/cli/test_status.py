@@ -12,7 +12,8 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from lbagent.api.client import AgentClient
-from lbagent.api.types import ConditionStatus, DeviceStatus, FailingService, MapUsage, Status
+from lbagent.api.types import ConditionStatus, FailingService, MapUsage, Status
+from lbagent.targets.data_plane import DeviceStatus
 from tests.api.serving import Agent
 from tests.cli.conftest import Run
 

@@ -15,7 +15,7 @@ from lbagent.api.types import FailingService
 from lbagent.cli.output import natural, table
 from lbagent.model.address import L3n4Addr
 from lbagent.model.flags import ServiceFlags
-from lbagent.model.service import CIDR, SVC, ServiceName, SVCType
+from lbagent.model.service import CIDR, RESTORED, SVC, ServiceName, SVCType
 from tests.api.serving import Agent
 from tests.cli.conftest import Run
 
@@ -132,6 +132,17 @@ def test_get_shows_source_ranges(lb: Run, agent: Agent) -> None:
     assert "  source ranges: deny none of this IP family\n" in out
     row, _ = json.loads(lb("svc", "list", "-o", "json").out)
     assert (row["source_ranges_policy"], row["source_ranges"]) == ("allow", ["10.0.0.0/8", "192.0.2.0/24"])
+
+
+def test_frontends_that_no_object_names_are_marked(lb: Run, agent: Agent) -> None:
+    """The mark is a field of its own; the name in the list is text."""
+    svc, other = agent.current.services[2], agent.current.services[3]
+    agent.advance((replace(svc, name=RESTORED), other))
+    done = lb("svc", "list")
+    assert "?/restored" in done.out
+    assert "1 frontends are served as an earlier agent left them" in done.err
+    rows = json.loads(lb("svc", "list", "-o", "json").out)
+    assert [row.get("restored", False) for row in rows] == [True, False]
 
 
 def test_what_sources_outside_reach_is_not_called_non_routable(lb: Run, agent: Agent) -> None:

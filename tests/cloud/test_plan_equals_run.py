@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbagent.cloud import asked_plan, pool_provider
+from lbagent.cloud import pool_provider, request_plan
 from lbagent.cloud.builtin.pool_balancers import PoolBalancers
 from lbagent.cloud.controller.watched_objects import WatchedNode, WatchedService, watched
 from lbagent.cloud.edge import edge_plan, edge_rules
@@ -19,7 +19,7 @@ from lbagent.cloud.edge.edge_rules import IGD, TYPE
 from lbagent.cloud.manifest_records import service_record
 from lbagent.cloud.planned_balancer import Action, PlannedBalancer
 from lbagent.cloud.provider import Node, Refusal, Service, needs_update
-from lbagent.cloud.provider_rules import balanced_nodes, checked_source_ranges
+from lbagent.cloud.provider_api.provider_rules import balanced_nodes, checked_source_ranges
 from lbagent.objects.decode.decode_object import decode_json
 from lbagent.objects.decode.decode_pod import EXCLUDED, TO_BE_DELETED
 from lbagent.objects.decode.source_ranges import ANNOTATION
@@ -119,7 +119,7 @@ def test_pools(service: dict[str, Any], machines: list[dict[str, Any]]) -> None:
     record, there = run(service, machines)
     balancers = PoolBalancers(POOLS)
     (row,) = pool_provider.plan(POOLS, planned(service, machines), "", lambda each: balancers.name(CLUSTER, each))
-    (same,) = asked_plan.plan(planned(service, machines), "", None, lambda each: balancers.name(CLUSTER, each))
+    (same,) = request_plan.plan(planned(service, machines), "", None, lambda each: balancers.name(CLUSTER, each))
     for each in (row, same):
         assert each.name == balancers.name(CLUSTER, record) == "a1b4e28ba2fa111d2883f0016d3cca42"
         assert list(each.nodes) == [node.name for node in there]

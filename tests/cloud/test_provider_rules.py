@@ -20,7 +20,7 @@ from lbagent.cloud.provider import (
     same_ingress,
     source_ranges,
 )
-from lbagent.cloud.provider_records import Ingress
+from lbagent.cloud.provider_api.provider_records import Ingress
 from lbagent.objects.decode.decode_pod import EXCLUDED, TO_BE_DELETED
 from lbagent.objects.decode.source_ranges import ANNOTATION as RANGES_ANNOTATION
 

@@ -23,7 +23,7 @@ class Mine(CloudProvider):
     name = "mine"
     def __init__(self, config):
         if config == "wrong":
-            raise ConfigError("--config:1: color: unknown key")
+            raise ConfigError("color: unknown key", file="--config", line=1)
         if config == "broken":
             raise KeyError("color")
 def other(config):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lbagent.announce.bgp.bird_process import find_program
 from tests.conformance.node_cluster import NodeCluster
-from tests.kube.cluster import RBAC
+from tests.kube_api.cluster import RBAC
 from tests.lab.agent import program
 from tests.lab.bird_router import CONFIG
 from tests.lab.netns import LabError, wait_for

@@ -18,7 +18,7 @@ from lbagent.api.client import AgentClient
 from lbagent.defaults import DEFAULT_SOCKET
 from lbagent.errors import LbError
 from tests.conformance.node_cluster import NodeCluster
-from tests.kube.cluster import CRD, RBAC
+from tests.kube_api.cluster import CRD, RBAC
 from tests.lab.agent import program
 from tests.lab.netns import LabError, wait_for
 from tests.lab.topology import ROOT

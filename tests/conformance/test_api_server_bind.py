@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lbagent.apilb.files.pool_files import parse_pool_text
+from tests.apilb.pool_texts import parse_pool_text
 from tests.conformance.api_server_bind import ALL, LOCAL, pool, through
 from tests.conformance.node_program import replaced
 from tests.lab.netns import LabError

@@ -1,29 +1,30 @@
-"""The tables of docs/operations.md, made from the code: `python -m tests.docs.tables` writes them into the file."""
+"""The tables of docs/operations.md and docs/api.md, made from the code: `python -m tests.docs.tables` writes them, `--check` compares."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from lbagent import errors
+from lbagent.api.api_routes import ROUTES, TEXT
+from lbagent.api.listed_fields import LISTS, ListedFields
+from lbagent.checks.table import every_check
 from lbagent.cli.setting_options import other_name_help
 from lbagent.config import RELOADABLE, Option, options
-from lbagent.maps.lbmaps import backend_counter, service_counter
 from lbagent.maps.reasons import Reason, label
-from lbagent.model.state import State
-from lbagent.observe import metrics
-from lbagent.observe.kube_proxy_metrics import KubeProxySample
-from lbagent.observe.metrics import Snapshot, SourceSample
-from lbagent.sync.sync_record import SyncRecord
+from lbagent.observe.metrics import every_metric
 
-FILE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+FILE, API_FILE = DOCS / "operations.md", DOCS / "api.md"
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SOURCE = Path(__file__).resolve().parents[2] / "lbagent" / "maps" / "reasons.py"
 CODES = {
     0: "ok", 1: "failed, or something was refused, is failing or differs", 2: "usage: a flag, key, argument or configuration is wrong",
     3: "not found: service, backend, device", 4: "refused: invalid transition, last backend without --yes, another agent, conflict", 5: "no agent answers on the socket",
-    6: "timed out", 77: "this kernel lacks what is needed",
+    6: "timed out", 77: "this kernel, or this version, lacks what is needed",
 }  # fmt: skip
 
 
@@ -46,6 +47,8 @@ def value_of(option: Option) -> str:
         return " ".join(f"**`{word}`**" if word == option.default else f"`{word}`" for word in option.choices)
     if option.kind == "switch":
         return f"`{str(option.default).lower()}`"
+    if option.kind == "list" and option.default:
+        return f"`{','.join(option.default)}`"
     unit = f" {option.unit}" if option.unit else ""
     return f"`{option.default}`{unit}" if option.default not in ("", ()) else "-"
 
@@ -59,15 +62,34 @@ def reason_rows() -> Iterator[tuple[str, ...]]:
 
 
 def metric_rows() -> Iterator[tuple[str, ...]]:
-    full = Snapshot(
-        version="1", ready=True, state=State(), services={service_counter(1): (0, 0)}, backends={backend_counter(1): (0, 0)},
-        live_flows={1: 1}, maps={"m": (0, 1)}, sources=(SourceSample("s", True, 0, 0),), devices={"d": True}, conditions={"c": 1}, reasons={Reason.FWD_NEW: (0, 0)},
-        kube_proxy=KubeProxySample(SyncRecord(), {("healthz", 200): 1, ("livez", 200): 1}),
-        announced={("10.0.0.1", "l2"): True},
-        takeovers=0,
-    )  # fmt: skip
-    for family in metrics.families(full):
-        yield f"`{family.name}`", family.kind, family.help
+    for metric in every_metric():
+        yield f"`{metric.name}`", metric.kind, ", ".join(f"`{name}`" for name in metric.labels), metric.help
+
+
+def route_rows() -> Iterator[tuple[str, ...]]:
+    for route in ROUTES:
+        query = "&".join(f"{key}=" for key, _ in route.query)
+        answer = route.answer if route.answer == TEXT else f"{'list of ' if route.many else ''}`{route.answer}`"
+        body = f"`{route.body}`" if route.body else ""
+        yield f"`{route.method} {route.path}{'?' if query else ''}{query}`", body, answer, route.meaning
+
+
+def field_rows(listed: ListedFields[Any]) -> Iterator[tuple[str, ...]]:
+    for field in listed.fields:
+        when = (
+            " (`-o wide`)"
+            if field.wide
+            else f" (`-o wide`, or where a row has `{field.shown_with}`)"
+            if field.shown_with
+            else ""
+        )
+        yield f"`{field.key}`" if field.key else "", field.kind, field.title + when, field.meaning
+
+
+def doctor_rows() -> Iterator[tuple[str, ...]]:
+    for check in every_check():
+        if check.when.offline:
+            yield f"`{check.name}`", check.level.value, "yes" if check.when.running else "", check.looks_at
 
 
 def code_rows() -> Iterator[tuple[str, ...]]:
@@ -80,10 +102,15 @@ def code_rows() -> Iterator[tuple[str, ...]]:
         yield str(code), text
 
 
+FIELDS = ("key", "type", "column", "meaning")
+METRIC_TITLES = ("metric", "type", "labels", "meaning")
 TABLES = {
+    **{each.record: lambda each=each: table(FIELDS, field_rows(each)) for each in LISTS},
     "options": lambda: table(("flag", "environment", "default", "meaning"), option_rows()),
     "reasons": lambda: table(("nr", "reason", "meaning"), reason_rows()),
-    "metrics": lambda: table(("metric", "type", "meaning"), metric_rows()),
+    "metrics": lambda: table(METRIC_TITLES, metric_rows()),
+    "routes": lambda: table(("request", "body", "answer", "meaning"), route_rows()),
+    "doctor": lambda: table(("check", "level", "condition", "looks at"), doctor_rows()),
     "codes": lambda: table(("code", "meaning"), code_rows()),
 }
 
@@ -93,5 +120,18 @@ def written(text: str) -> str:
     return BLOCK.sub(lambda found: found[1] + TABLES[found[2]]() + found[3], text)
 
 
+def main(arguments: Sequence[str]) -> int:
+    """Write the tables, or with --check only compare them."""
+    old = 0
+    for path in (FILE, API_FILE):
+        text = path.read_text()
+        if arguments != ["--check"]:
+            path.write_text(written(text))
+        elif written(text) != text:
+            print(f"docs/{path.name}: a table is not that of the code: python -m tests.docs.tables")
+            old = 1
+    return old
+
+
 if __name__ == "__main__":
-    FILE.write_text(written(FILE.read_text()))
+    sys.exit(main(sys.argv[1:]))

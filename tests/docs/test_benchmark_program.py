@@ -51,6 +51,7 @@ def test_without_root_nothing_is_measured(
     assert "sudo make bench-mine" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["apilb", "cloud"])
 def test_what_each_takes(name: str) -> None:
     argv = [sys.executable, "-m", f"bench.{name}", "--help"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from lbagent.config import options
 from lbagent.config.schema import HEALTHZ, METRICS
-from lbagent.healthcheck.node_servers import RETRY_S
-from lbagent.healthcheck.proxy_health import STALE_S
+from lbagent.healthz.proxy_health import STALE_S
+from lbagent.http.listeners import BIND_RETRY_DELAY_S
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "kubernetes.md").read_text()
@@ -52,4 +52,4 @@ def test_ports_and_times_are_those_of_the_code() -> None:
     for address in (*HEALTHZ, *METRICS):
         assert address in TEXT
     assert f"waited {STALE_S:g} s" in TEXT
-    assert f"every {RETRY_S:g} s" in TEXT
+    assert f"every {BIND_RETRY_DELAY_S:g} s" in TEXT

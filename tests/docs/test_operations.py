@@ -9,11 +9,11 @@ from pathlib import Path
 import click
 import pytest
 
-from lbagent.agent.conditions.condition import Condition, ConditionName
 from lbagent.api.types import TargetStatus
+from lbagent.checks.table import every_check, running_checks
 from lbagent.cli.main import VERBS, cli
 from lbagent.config import options
-from tests.docs.tables import FILE, TABLES, written
+from tests.docs.tables import API_FILE, FILE, TABLES, written
 
 ROOT = FILE.parents[1]
 TEXT = FILE.read_text()
@@ -24,7 +24,9 @@ UNIT = ROOT / "deploy" / "lbagent.service"
 def test_tables_are_those_of_the_code() -> None:
     """When this fails: `python -m tests.docs.tables`."""
     assert written(TEXT) == TEXT
-    assert set(re.findall(r"<!-- table: (\w+) -->", TEXT)) == set(TABLES)
+    api = API_FILE.read_text()
+    assert written(api) == api
+    assert set(re.findall(r"<!-- table: (\w+) -->", TEXT + api)) == set(TABLES)
 
 
 def every_flag() -> set[str]:
@@ -59,6 +61,7 @@ def test_commands_exist(file: Path) -> None:
     for words in re.findall(r"\blbagent ([a-z]+)(?= |`|$)", file.read_text(), re.MULTILINE):
         assert words in VERBS or words in {
             "agent",
+            "balances",
             "is",
             "does",
             "itself",
@@ -108,7 +111,16 @@ def test_every_condition_has_a_line() -> None:
     """In the order in which `status` shows them, each with its severity, what is so, why, and what to do."""
     table = TEXT.split("## What is wrong")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `([a-z-]+)` \|(.*)\|$", table, re.MULTILINE)
-    assert [name for name, _ in rows] == list(ConditionName)
+    assert [name for name, _ in rows] == [check.name for check in running_checks()]
     assert all(len(rest.split(" | ")) == 4 for _, rest in rows)
     severities = {name: rest.split(" | ")[0].strip().partition(";")[0] for name, rest in rows}
-    assert severities == {name.value: Condition(name, "", "").severity.value for name in ConditionName}
+    assert severities == {check.name: check.severity.value for check in running_checks()}
+
+
+def test_every_check_of_doctor_has_a_line() -> None:
+    """The table is made from that of the checks: each name once, in the order in which doctor shows findings."""
+    names = [check.name for check in every_check()]
+    assert len(names) == len(set(names))
+    found = rows(section("Before the start"))
+    assert found == [check.name for check in every_check() if check.when.offline]
+    assert set(found) | set(rows(section("What is wrong"))) == set(names)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 HEADERS = ROOT / "lbagent" / "bpf" / "include"
 # what `make` and tools create in a checkout: never what a document may name
 MADE = {".git", ".venv", "__pycache__", "dist", ".hypothesis", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
@@ -30,11 +30,13 @@ NOT_OURS = {
     "cluster.sh", "e2e.sh", "baseline.txt",  # of the scripts of a cluster
     "frontend-owners.json",  # in --state-dir
     "config.yaml", "state.yaml",  # a user's
+    "build/site/index.html", "build/man/lbagent.1", "build/man",  # that `make docs` and `make man` make
 }  # fmt: skip
 # what docs/architecture.md says a coming capability adds; a file that is there leaves this list
 COMING = {
     "api/page.html",
     "include/forward/dsr_ipip.h", "dsr_l2.h", "sources/health/",
+
 }  # fmt: skip
 SUFFIXES = ("py", "c", "h", "md", "yaml", "toml", "sh", "json", "service", "txt")
 BARE = re.compile(rf"(?<![\w./*{{-])((?:[\w.-]+/)*[\w-]+\.(?:{'|'.join(SUFFIXES)}))(?![\w/])")
@@ -53,10 +55,17 @@ def project_paths() -> frozenset[str]:
     return frozenset(found)
 
 
+@cache
+def ends_of_paths() -> frozenset[str]:
+    """Return every end of a path, folders also without the slash at their end."""
+    whole = {"/" + path for path in project_paths()}
+    whole |= {path.removesuffix("/") for path in whole}
+    return frozenset(path[at:] for path in whole for at, letter in enumerate(path) if letter == "/")
+
+
 def exists(path: str) -> bool:
     """Return whether the project has this path, written from the root or from any folder below it."""
-    asked = "/" + path.removeprefix("./")
-    return any(("/" + known).endswith((asked, asked + "/")) for known in project_paths())
+    return "/" + path.removeprefix("./") in ends_of_paths()
 
 
 def named_paths(text: str) -> Iterator[str]:

@@ -60,7 +60,7 @@ def test_a_full_namespace_keeps_what_it_serves(fresh: Callable[..., Cluster]) ->
     wait_for(lambda: "e2e/good" in failing(made), "the backend without an id")
     b3 = made.lab.backends["b3"].ipv4
     assert f"255 of 255 backend ids are in use: no id for {b3}:8080/TCP" in failing(made)["e2e/good"]
-    assert failing(made)["e2e/good"].endswith("the frontend goes on with 1 of 2 backends")
+    assert failing(made)["e2e/good"].endswith("the frontend continues with 1 of 2 backends")
     assert answers(made) == {"b1"}
 
     assert made.agent.stop() == 0

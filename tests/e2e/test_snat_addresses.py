@@ -136,7 +136,7 @@ def test_an_address_that_the_node_lacks(fresh: Callable[..., Cluster]) -> None:
     assert f"no device of this node has {FURTHER[0]} (--snat-address): it is not used" in doctor
     assert f"--snat-address {FURTHER[1]}: device lan1 has it" in doctor
     assert "backend 10.77.1.2:8080/TCP is short of SNAT ports" in doctor
-    assert "add an address to device lan1 and name it with --snat-address" in doctor
+    assert "add an address to device lan1 and to --snat-address" in doctor
 
     add(cluster, FURTHER[0])
     wait_for(lambda: name not in conditions(cluster), "the condition gone")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lbagent.bpf.hooks import SOCKET_HOOKS, AttachTarget, TargetKind
+from lbagent.bpf.hooks import SOCKET_HOOKS, AttachPoint, AttachPointKind
 from lbagent.bpf.load.links import pin_path
 from lbagent.kernel import bpf_link, bpffs
 from lbagent.maps.pins import pin_dir
@@ -358,7 +358,7 @@ def test_status_names_the_cgroup_and_its_programs(served: Cluster, group: Path) 
 
 
 def test_a_link_that_was_detached_is_made_again(inside: Cluster, group: Path) -> None:
-    target = AttachTarget(TargetKind.CGROUP, str(group))
+    target = AttachPoint(AttachPointKind.CGROUP, str(group))
     fd = bpffs.open_pin(pin_path(pin_dir(inside.lab.bpffs), target, SOCKET_HOOKS[0]))
     bpf_link.link_detach(fd)
     os.close(fd)

@@ -1,165 +1,234 @@
-"""What is in the API server: nodes, Services, and Pods that are what their status says. Slices are the controller's work."""
+"""Objects for an API server, and a source that follows it with short pauses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.kube.control_plane import MERGE, ControlPlane, Obj
-from tests.lab.agent import KubeAgent
-from tests.lab.netns import wait_for
-from tests.lab.topology import ROOT
+from lbagent.kube.kube_settings import KubeSettings, KubeTiming
+from lbagent.objects.records import EndpointSlice, KubeObject, ObjectChange, Service
+from lbagent.sources.kube.source import KubeSource
+from tests.kube.api_server import ApiServer, Obj
 
-NODE = KubeAgent.name
-RBAC = ROOT / "deploy" / "kubernetes" / "rbac.yaml"
-CRD = ROOT / "deploy" / "kubernetes" / "backendstates.yaml"
-CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-BACKEND_STATES = "/apis/lbagent.io/v1alpha1/backendstates"
-ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/lbagent"
-BINDING = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
-HOME = "/api/v1/namespaces/default"
-SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
-NAMESPACE_READY_S = 20
-
-
-def manifest() -> list[Obj]:
-    """Return the objects of the manifest that gives the agent its rights."""
-    return list(yaml.safe_load_all(RBAC.read_text()))
-
-
-def collection(obj: Obj) -> str:
-    """Return the path that an object of the manifest is posted to."""
-    api, meta = obj["apiVersion"], obj["metadata"]
-    root = f"/api/{api}" if "/" not in api else f"/apis/{api}"
-    within = f"/namespaces/{meta['namespace']}" if "namespace" in meta else ""
-    return f"{root}{within}/{obj['kind'].lower()}s"
+NODE = "node-1"
+QUICK = KubeTiming(
+    first_pause_s=0.02,
+    max_pause_s=0.2,
+    healthy_s=0.5,
+    silence_s=0.6,
+    list_silence_s=0.6,
+    alive_s=0.1,
+    standing_s=0.3,
+    first_list_s=10.0,
+    optional_s=10.0,
+    watch_s=(300, 600),
+    absent_s=0.3,
+    page=3,
+)
+PROXY_NAME, HEADLESS = "service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"
+LABELS = f"!{PROXY_NAME}"
 
 
-class Cluster:
-    """Makes and changes objects of the namespace default."""
+def service(name: str, vip: str = "10.96.0.1", namespace: str = "default", **more: Any) -> Obj:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "namespace": namespace, **more},
+        "spec": {"type": "ClusterIP", "clusterIPs": [vip], "ports": [{"port": 80, "protocol": "TCP"}]},
+    }
 
-    def __init__(self, plane: ControlPlane) -> None:
-        self.plane = plane
 
-    def prepare(self, *, node: bool = True) -> None:
-        """Give a new cluster the agent's account and rights, and a node unless it is told otherwise."""
-        for namespace in ("default", "kube-system"):
-            wait_for(
-                lambda name=namespace: self.plane.send("GET", f"/api/v1/namespaces/{name}")[0] == 200,
-                f"the namespace {namespace}",
-                NAMESPACE_READY_S,
-            )
-        for obj in manifest():
-            self.plane.ask("POST", collection(obj), obj)
-        if node:
-            self.add_node(NODE)
+def slice_of(name: str, *addresses: str, namespace: str = "default", labels: dict[str, str] | None = None) -> Obj:
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": f"{name}-x",
+            "namespace": namespace,
+            "labels": {"kubernetes.io/service-name": name, **(labels or {})},
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": "", "port": 8080, "protocol": "TCP"}],
+        "endpoints": [{"addresses": [address], "conditions": {"ready": True}} for address in addresses],
+    }
 
-    def clear(self) -> None:
-        """Take away what a test made; the node, the rights and default/kubernetes stay."""
-        for name in self.names(f"{HOME}/services"):
-            if name != "kubernetes":
-                self.plane.ask("DELETE", f"{HOME}/services/{name}")
-        self.plane.ask("DELETE", f"{HOME}/pods?gracePeriodSeconds=0")
-        others = "kubernetes.io/service-name!=kubernetes"
-        wait_for(lambda: self._clear_slices(others), "the end of the slices", 20)
-        self.plane.ask("DELETE", f"{HOME}/events")
-        self.plane.send("DELETE", BACKEND_STATES)
 
-    def _clear_slices(self, selector: str) -> bool:
-        self.plane.ask("DELETE", f"{SLICES}?labelSelector={selector}")
-        return not self.plane.ask("GET", f"{SLICES}?labelSelector={selector}")["items"]
+def node(name: str = NODE, zone: str = "a") -> Obj:
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": zone}},
+        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
+    }
 
-    def names(self, path: str) -> list[str]:
-        return [item["metadata"]["name"] for item in self.plane.ask("GET", path)["items"]]
 
-    # --- nodes ---
+def pod(name: str, on: str = NODE, **annotations: str) -> Obj:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "annotations": annotations},
+        "spec": {"nodeName": on, "containers": [{"ports": [{"containerPort": 80, "hostPort": 8080}]}]},
+        "status": {"phase": "Running", "podIPs": [{"ip": "10.244.0.9"}]},
+    }
 
-    def add_node(self, name: str, address: str = "10.7.0.1", zone: str = "a") -> None:
-        labels = {"topology.kubernetes.io/zone": zone, "kubernetes.io/hostname": name}
-        meta = {"name": name, "labels": labels}
-        self.plane.ask("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": meta})
-        status = {"addresses": [{"type": "InternalIP", "address": address}]}
-        self.plane.ask("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, MERGE)
 
-    # --- services ---
+def backend_state(name: str, address: str, state: str = "maintenance") -> Obj:
+    return {
+        "apiVersion": "lbagent.io/v1alpha1",
+        "kind": "BackendState",
+        "metadata": {"name": name},
+        "spec": {"address": address, "state": state},
+    }
 
-    def add_service(
-        self, name: str, *, selector: bool = True, annotations: dict[str, str] | None = None, **spec: Any
-    ) -> Obj:
-        """Make a Service for the Pods of its name; the server chooses its address unless `clusterIPs` says it."""
-        ports = spec.pop("ports", [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080}])
-        body = {"ports": ports, **({"selector": {"app": name}} if selector else {}), **spec}
-        meta = {"name": name, "namespace": "default", "annotations": annotations or {}}
-        return dict(
-            self.plane.ask(
-                "POST", f"{HOME}/services", {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": body}
-            )
-        )
 
-    def patch_service(self, name: str, patch: Obj) -> None:
-        self.plane.ask("PATCH", f"{HOME}/services/{name}", patch, MERGE)
+def shop(count: int) -> list[Obj]:
+    """Services with a slice each, and the Service that every cluster has."""
+    objs = [service("kubernetes", "10.96.0.1"), slice_of("kubernetes", "192.0.2.9")]
+    for number in range(count - 1):
+        objs += [
+            service(f"web-{number}", f"10.96.1.{number}"),
+            slice_of(f"web-{number}", f"10.244.1.{number + 1}"),
+        ]
+    return objs
 
-    def delete_service(self, name: str) -> None:
-        self.plane.ask("DELETE", f"{HOME}/services/{name}")
 
-    # --- pods ---
+def kubeconfig(folder: Path, port: int, **user: str) -> str:
+    path = folder / "kubeconfig"
+    text = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "users": [{"name": "u", "user": user}],
+    }
+    path.write_text(yaml.safe_dump(text))
+    return str(path)
 
-    def add_pod(self, name: str, app: str, *ips: str, ready: bool = True, node: str = NODE, **container: Any) -> None:
-        """Make a Pod that runs, with these addresses."""
-        spec = {"nodeName": node, "containers": [{"name": "c", "image": "none", **container}]}
-        meta = {"name": name, "namespace": "default", "labels": {"app": app}}
-        self.plane.ask("POST", f"{HOME}/pods", {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
-        self.set_pod(name, ips, ready=ready)
 
-    def set_pod(self, name: str, ips: Iterable[str], *, ready: bool) -> None:
-        """Write a Pod's status, as its kubelet would."""
-        status = {
-            "phase": "Running",
-            "podIPs": [{"ip": ip} for ip in ips],
-            "podIP": next(iter(ips)),
-            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+def essence(obj: KubeObject | Obj) -> Any:
+    """What tells two versions of an object apart, of a record and of what the API has alike."""
+    if isinstance(obj, Service):
+        return tuple(socket.inet_ntoa(each) for each in obj.cluster_ips)
+    if isinstance(obj, EndpointSlice):
+        return tuple(socket.inet_ntoa(each.address) for each in obj.endpoints)
+    if isinstance(obj, dict) and obj["kind"] == "Service":
+        return tuple(obj["spec"]["clusterIPs"])
+    if isinstance(obj, dict) and obj["kind"] == "EndpointSlice":
+        return tuple(each["addresses"][0] for each in obj["endpoints"])
+    return None
+
+
+class Follower:
+    """A KubeSource that runs, and what a listener knows after the changes it was told."""
+
+    def __init__(self, source: KubeSource, api: ApiServer) -> None:
+        self.source, self.api = source, api
+        self.known: dict[tuple[str, str], KubeObject] = {}
+        self.deleted: set[str] = set()  # keys that were deleted at any time
+        self.calls = 0
+        self.task: asyncio.Task[None] | None = None
+
+    def __call__(self, changes: Sequence[ObjectChange]) -> None:
+        self.calls += 1
+        for change in changes:
+            assert self.known.get((change.kind, change.key)) == change.old
+            assert change.old != change.new
+            if change.new is None:
+                del self.known[change.kind, change.key]
+                self.deleted.add(change.key)
+            else:
+                assert change.new.key == change.key
+                self.known[change.kind, change.key] = change.new
+
+    @property
+    def view(self) -> dict[tuple[str, str], Any]:
+        return {key: essence(obj) for key, obj in self.known.items()}
+
+    @property
+    def wanted(self) -> dict[tuple[str, str], Any]:
+        """What a fresh list holds."""
+        found = {}
+        selectors: dict[str, dict[str, str]] = {
+            "Service": {"labelSelector": LABELS},
+            "EndpointSlice": {"labelSelector": f"{LABELS},!{HEADLESS}"},
+            "Node": {"fieldSelector": f"metadata.name={NODE}"},
+            "Pod": {"fieldSelector": f"spec.nodeName={NODE}"},
+            "ServiceCIDR": {},
+            "BackendState": {},
         }
-        self.plane.ask("PATCH", f"{HOME}/pods/{name}/status", {"status": status}, MERGE)
+        for kind, query in selectors.items():
+            if kind in self.api.installed:
+                found |= {(kind, key): essence(obj) for key, obj in self.api.listed(kind, query).items()}
+        return found
 
-    def delete_pod(self, name: str, grace_s: int = 0) -> None:
-        self.plane.ask("DELETE", f"{HOME}/pods/{name}?gracePeriodSeconds={grace_s}")
+    def names(self, kind: str) -> list[str]:
+        return sorted(key for each, key in self.known if each == kind)
 
-    # --- slices of the test's own ---
+    @property
+    def texts(self) -> str:
+        return "\n".join(map(str, self.source.problems()))
 
-    def put_slice(self, name: str, service: str, *addresses: str, **more: Any) -> None:
-        """Make or replace a slice that no controller owns."""
-        meta = {"name": name, "namespace": "default", "labels": {"kubernetes.io/service-name": service}}
-        body = {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": meta,
-            "addressType": "IPv4",
-            "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
-            "endpoints": [{"addresses": [address], "conditions": {"ready": True}} for address in addresses],
-            **more,
-        }
-        if self.plane.send("PUT", f"{SLICES}/{name}", body)[0] == 404:
-            self.plane.ask("POST", SLICES, body)
+    async def until(self, condition: Callable[[], bool], within_s: float = 10.0) -> None:
+        async with asyncio.timeout(within_s):
+            while not condition():
+                assert self.task is None or not self.task.done(), self.task.exception()
+                await asyncio.sleep(0.005)
 
-    # --- rights ---
+    async def converges(self, within_s: float = 10.0) -> None:
+        """Wait until it holds what a fresh list holds, and the snapshot says the same."""
+        try:
+            await self.until(lambda: self.view == self.wanted, within_s)
+        except TimeoutError:
+            assert self.view == self.wanted
+        snapshot = self.source.snapshot()
+        for kind, key in self.known:
+            assert snapshot.of_kind(kind)[key] == self.known[kind, key]
 
-    def set_rules(self, rules: list[Obj]) -> None:
-        """Replace what the agent is allowed."""
-        role = next(obj for obj in manifest() if obj["kind"] == "ClusterRole")
-        self.plane.ask("PUT", ROLE, role | {"rules": rules})
 
-    def install_backend_states(self) -> None:
-        """Install the CustomResourceDefinition, and wait until its objects are served."""
-        self.plane.send("POST", CRDS, yaml.safe_load(CRD.read_text()))
-        wait_for(lambda: self.plane.send("GET", BACKEND_STATES)[0] == 200, "BackendStates", 20)
+@asynccontextmanager
+async def serving(objs: Iterable[Obj] = (), *, streams: bool = True) -> AsyncIterator[ApiServer]:
+    """An API server with this node and some objects."""
+    api = ApiServer()
+    api.streams_lists = streams
+    await api.change([node(), *objs])
+    await api.start()
+    try:
+        yield api
+    finally:
+        await api.stop()
 
-    def add_backend_state(self, name: str, **spec: Any) -> None:
-        body = {"apiVersion": "lbagent.io/v1alpha1", "kind": "BackendState", "metadata": {"name": name}, "spec": spec}
-        self.plane.ask("POST", BACKEND_STATES, body)
 
-    def events(self) -> list[Obj]:
-        """Return what lbagent wrote; the server's own controllers write Events too."""
-        found = self.plane.ask("GET", f"{HOME}/events")["items"]
-        return [event for event in found if event["source"].get("component") == "lbagent"]
+@asynccontextmanager
+async def following(
+    api: ApiServer,
+    folder: Path,
+    *,
+    resumes: bool = False,
+    synced: bool = True,
+    user: dict[str, str] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Follower]:
+    """Run a source on a server; with `synced`, until its first lists are there."""
+    given = {"node_name": NODE, "timing": QUICK, "state_dir": str(folder / "state")} | settings
+    source = KubeSource(KubeSettings(kubeconfig=kubeconfig(folder, api.port, **(user or {})), **given))
+    if resumes:
+        source.resume()
+    follower = Follower(source, api)
+    task = follower.task = asyncio.create_task(source.run(follower))
+    try:
+        if synced:
+            done, _ = await asyncio.wait(
+                {task, asyncio.create_task(source.synced.wait())}, timeout=10, return_when=asyncio.FIRST_COMPLETED
+            )
+            assert task not in done, task.exception()
+            assert source.synced.is_set()
+        yield follower
+        assert not task.done(), task.exception()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

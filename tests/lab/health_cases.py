@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lbagent.apilb.native.server_probe import Result
+from lbagent.probes.probe_protocol import Result
 
 
 class HealthCase(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Self
 from scapy.layers.inet6 import ICMPv6ND_NS, ICMPv6NDOptSrcLLAddr, IPv6
 from scapy.layers.l2 import ARP, Ether
 
-from lbagent.announce.wire.frames import advertisement_claim, arp_claim, group_mac, solicited_node
+from lbagent.announce.l2.frames import group_mac, parse_advertisement, parse_arp, solicited_node
 from tests.lab.netns import Namespace
 
 ASK_S = 0.05
@@ -74,9 +74,9 @@ class WhoAnswers:
             return
         kind = int.from_bytes(frame[12:14])
         claim = (
-            arp_claim(frame)
+            parse_arp(frame)
             if kind == 0x0806
-            else advertisement_claim(frame[NA_AT:])
+            else parse_advertisement(frame[NA_AT:])
             if _is_advertisement(frame)
             else None
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from lbagent.bpf.run.test_run import Xdp
 from lbagent.kernel import bpf_prog
 from lbagent.kernel.bpf_prog import ProgType
 from lbagent.kernel.opcodes import returning
+from lbagent.testing.bpf_test_run import Xdp
 from tests.lab.netns import LabError, Namespace, run
 
 

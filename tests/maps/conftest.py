@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import tempfile
 
 import pytest
 
+from lbagent.kernel import bpf_map, bpfsys
+from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.maps.layout import HOST_ORDER, LB_CONFIG
 from lbagent.maps.memory_maps import MemoryMaps
-from lbagent.maps.specs import Sizes
+from lbagent.maps.specs import Sizes, map_specs
 
 SMALL = Sizes(
     flow4=1 << 10, flow6=1 << 10, snat4=1 << 10, snat6=1 << 10, services=1 << 8, backends=1 << 8,
@@ -30,6 +34,21 @@ def private_bpffs():
         while libc.umount2(os.fsencode(path), 2) == 0:  # MNT_DETACH
             pass
         os.rmdir(path)
+
+
+def settings_of_layout(number: int) -> bytes:
+    """Return a record of lb_config that names this layout of the flow tables."""
+    return bytes(LB_CONFIG.offsets()["flow_layout"]) + number.to_bytes(8, HOST_ORDER)
+
+
+def pin_settings(bpffs: str, record: bytes) -> None:
+    """Pin what a generation of programs leaves of its settings."""
+    spec = dataclasses.replace(map_specs()["lb_config"], value_size=len(record))
+    fd = pins.create_map(spec)
+    bpf_map.map_update(fd, bytes(4), record)
+    bpf_map.map_freeze(fd)
+    bpfsys.obj_pin(fd, f"{bpffs}/v1/lb_config")
+    os.close(fd)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from lbagent.maps.consistency import check, without_master
 from lbagent.model.backend import BackendState
 from lbagent.model.further_sources import FurtherAddress
 from lbagent.model.service import CIDR, Algorithm
-from tests.sync.target.plans import Node, backend, service
+from tests.targets.bpf.plans import Node, backend, service
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ def test_fields_are_disjoint_and_inside(record: WordRecord) -> None:
 
 
 def test_sizes_are_those_of_the_maps() -> None:
+    assert (layout.FLOW4_SIZE, layout.FLOW6_SIZE, layout.SNAT4_SIZE, layout.SNAT6_SIZE) == (32, 64, 16, 32)
+    assert (layout.SPILL4_KEY, layout.SPILL6_KEY, layout.SPILL_VALUE) == (16, 40, 16)
     assert (FLOW[Family.IPV4].size, FLOW[Family.IPV6].size) == (layout.FLOW4_SIZE, layout.FLOW6_SIZE)
     assert (SNAT[Family.IPV4].size, SNAT[Family.IPV6].size) == (layout.SNAT4_SIZE, layout.SNAT6_SIZE)
     assert (8 * SPILL_KEY_WORDS[Family.IPV4], 8 * SPILL_KEY_WORDS[Family.IPV6]) == (

@@ -65,6 +65,7 @@ def read(maps: MemoryMaps, family: Family) -> list:
     return [flow for piece in flows(maps, family) for flow in piece]
 
 
+@pytest.mark.long
 @FAMILIES
 @given(data=st.data())
 def test_each_field_is_where_the_layout_has_it(family: Family, data: st.DataObject) -> None:

@@ -10,10 +10,12 @@ from lbagent.errors import LayoutMismatch, NotFound
 from lbagent.kernel import bpf_map, bpfsys
 from lbagent.kernel.cpus import possible_cpus
 from lbagent.maps import mmap_window
+from lbagent.maps.flow_layout import FLOW_LAYOUT
 from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.maps.layout import LB_CONFIG
 from lbagent.maps.specs import Sizes, map_specs
 from tests.lab.open_files import open_files
-from tests.maps.conftest import SMALL
+from tests.maps.conftest import SMALL, pin_settings, settings_of_layout
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 
@@ -42,6 +44,24 @@ def test_a_second_start_finds_the_same_maps_with_their_contents(bpffs):
     with KernelMaps.open(bpffs, SMALL) as maps:
         assert {name: bpf_map.map_info(fd).id for name, fd in maps.fds.items()} == idents
         assert maps.items("lb4_backend") == [(struct.pack("=I", 1), b"abcdefghijkl")]
+
+
+@pytest.mark.parametrize("create", [True, False], ids=["agent", "tool"])
+def test_flow_tables_of_another_layout_are_refused(bpffs, create):
+    """Nothing is made or read; programs of versions that did not write the number had layout 1."""
+    KernelMaps.open(bpffs, SMALL).close()
+    os.unlink(f"{bpffs}/v1/lb_live")
+    pin_settings(bpffs, settings_of_layout(FLOW_LAYOUT + 1))
+    with pytest.raises(LayoutMismatch, match=f"have layout {FLOW_LAYOUT + 1}, this lbagent has layout {FLOW_LAYOUT}"):
+        KernelMaps.open(bpffs, SMALL if create else None, create=create)
+    assert not os.path.exists(f"{bpffs}/v1/lb_live")
+
+
+@pytest.mark.parametrize("length", [LB_CONFIG.offsets()["flow_layout"], LB_CONFIG.size + 8], ids=["earlier", "later"])
+def test_settings_of_another_version_do_not_matter(bpffs, length):
+    KernelMaps.open(bpffs, SMALL).close()
+    pin_settings(bpffs, settings_of_layout(FLOW_LAYOUT)[:length].ljust(length, b"\1"))
+    KernelMaps.open(bpffs, create=False).close()
 
 
 def test_pins_of_maps_that_are_no_more_are_taken_away(bpffs):

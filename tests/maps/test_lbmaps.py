@@ -7,7 +7,8 @@ import pytest
 
 from lbagent.errors import KernelError, MapFull
 from lbagent.maps.lbmaps import backend_counter, map_full, service_counter
-from lbagent.maps.memory_maps import FaultyMaps, Killed, MemoryMaps, fail_at, fail_often
+from lbagent.maps.memory_maps import MemoryMaps
+from lbagent.testing.faulty_maps import FaultyMaps, Killed, fail_at, fail_often
 
 
 def key(number: int) -> bytes:

@@ -3,7 +3,18 @@
 import pytest
 
 from lbagent.maps import specs
-from lbagent.maps.specs import MAP_NAMES, OLD_MAPS, MapType, Sizes, counter_row, counter_rows, maglev_inner, map_specs
+from lbagent.maps.specs import (
+    MAP_NAMES,
+    OLD_MAPS,
+    MapType,
+    Sizes,
+    counter_stripe_bytes,
+    counter_stripes,
+    maglev_inner,
+    map_specs,
+    roles,
+)
+from lbagent.model.family import Family
 
 
 def test_map_names_fit_what_pins_and_symbols_need():
@@ -20,13 +31,13 @@ def test_sizes_reach_the_maps():
     assert found["lb6_path"].value_size == 64 << 10
     assert found["lb6_service"].max_entries == 77
     assert found["lb4_source_range"].max_entries == 5
-    assert counter_row(Sizes(backends=1 << 10)) == (256 + 65536 + 1024) * 16
+    assert counter_stripe_bytes(Sizes(backends=1 << 10)) == (256 + 65536 + 1024) * 16
 
 
 def test_counters_have_a_row_a_cpu_as_far_as_programs_reach(monkeypatch):
     for cpus, rows in ((1, 1), (96, 96), (4096, (1 << 29) // ((256 + 65536 + (1 << 17)) * 16))):
         monkeypatch.setattr(specs, "possible_cpus", lambda cpus=cpus: cpus)
-        assert counter_rows(Sizes(backends=1 << 17)) == rows
+        assert counter_stripes(Sizes(backends=1 << 17)) == rows
         assert map_specs(Sizes(backends=1 << 17))["lb_metrics"].value_size <= 1 << 29
 
 
@@ -87,3 +98,13 @@ def test_a_maglev_table_is_one_value_of_backend_ids():
     assert (spec.name, spec.type, spec.key_size, spec.value_size, spec.max_entries, spec.flags) == (
         "lb_maglev_inner", MapType.ARRAY, 4, 4 * 251, 1, 0,
     )  # fmt: skip
+
+
+def test_the_role_of_a_map_is_what_its_name_ends_with() -> None:
+    """So that both families have the same roles; maps without entries that plans add and delete have none."""
+    assert {name: role.name.lower() for name, role in roles().items()} == {
+        family.map(word): word
+        for family in Family
+        for word in ("service", "backend", "reverse_nat", "source_range", "maglev")
+    } | {"lb_affinity_match": "affinity_match"}
+    assert {"lb4_path", "lb4_flow", "lb_filter", "lb_metrics", "lb_former_backend"}.isdisjoint(roles())

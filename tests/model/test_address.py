@@ -33,6 +33,8 @@ def test_protocol_words() -> None:
     """The dump says ANY where the model says NONE; both are read, in any case."""
     assert L4Type.NONE.map_text == "ANY"
     assert L4Type.UDP.map_text == "UDP"
+    assert L3n4Addr.parse("10.96.0.1:0/ANY/i").map_text() == "10.96.0.1:0/ANY/i"
+    assert L3n4Addr.parse("[fd00::1]:53/UDP").map_text() == "[fd00::1]:53/UDP"
     assert L4Type.parse("any") is L4Type.parse("NONE") is L4Type.NONE
     assert L4Type.parse("udp") is L4Type.UDP
     with pytest.raises(ValueError, match="ICMP"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -55,7 +55,7 @@ def test_a_served_frontend_goes_on_with_the_backends_that_have_ids() -> None:
     (text,) = errors(ids).values()
     assert text == (
         "4 of 4 backend ids are in use: no id for 10.0.0.5:80/TCP, 10.0.0.6:80/TCP;"
-        " the frontend goes on with 1 of 3 backends"
+        " the frontend continues with 1 of 3 backends"
     )
     assert ids.finds_more is False
 
@@ -199,6 +199,7 @@ def test_service_ids_go_to_cluster_ips_first_then_by_age() -> None:
         assert len(ids.errors) == 8 - count
 
 
+@pytest.mark.long
 def test_a_service_with_more_frontends_than_ids_leaves_those_of_others() -> None:
     """65,600 externalIPs of one Service sort first; 20 older Services have their ClusterIPs on a node that starts."""
     port = (member(1),)
@@ -271,9 +272,48 @@ def needs(row: SVC, now: Container[L3n4Addr], numbers: Container[L3n4Addr]) -> i
     return 1 if row.frontend in now else sum(each.address not in numbers for each in row.backends)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("most", [0, 5])
 @settings(max_examples=150, deadline=None)
 @given(history=st.lists(CONTENTS, min_size=1, max_size=6))
+@example(
+    [  # two namespaces wait for three ids each, and three are left
+        {1: frozenset({0, 1, 2, 3, 4, 5})},
+        {
+            3: frozenset({3}),
+            2: frozenset({0}),
+            1: frozenset({6}),
+            8: frozenset({0, 1, 2, 3}),
+            4: frozenset({0, 1, 2, 3, 4, 5}),
+            6: frozenset({0, 1, 2}),
+        },
+    ]
+)
+@example(
+    [  # one that is above its share grows last, though two others cannot use their parts
+        {1: frozenset({0, 1, 2, 3, 4, 5})},
+        {
+            5: frozenset({0, 1, 2, 3}),
+            1: frozenset({0, 1, 2, 3, 5, 6}),
+            6: frozenset({0, 1, 2, 3}),
+            4: frozenset({4}),
+            2: frozenset({0, 4}),
+        },
+    ]
+)
+@example(
+    [  # what a namespace below an equal part needs is free at the next pass
+        {1: frozenset({0, 1, 2, 3}), 7: frozenset({0, 5, 6, 8})},
+        {
+            7: frozenset({4}),
+            1: frozenset({7}),
+            9: frozenset({0}),
+            6: frozenset({1, 2, 3, 4}),
+            4: frozenset({0, 1, 2, 3, 5, 6}),
+            2: frozenset({0, 1, 2, 3}),
+        },
+    ]
+)
 def test_any_history_of_full_maps(most: int, history: list[dict[int, frozenset[int]]]) -> None:
     """Nothing served is lost, what is gone goes, no id is given twice, and no namespace grows beyond its share before the others."""
     ids = assigner(CAPACITY)

@@ -20,9 +20,9 @@ import pytest
 
 from tests.mutants import c_mutants, py_mutants
 from tests.mutants.children import kill_all
+from tests.mutants.equivalent_files import FOLDER, read_list, write_list
 from tests.mutants.mutant import (
     DEFAULT_PLACES,
-    EQUIVALENT_LIST,
     ROOT,
     SURVIVORS,
     Fate,
@@ -63,12 +63,11 @@ def try_mutants(
 ) -> list[Outcome]:
     """Try each mutant with the tests that come there; survivors are printed as they are found.
 
-    `believe`: those that docs/testing.md explains count as explained, untried; one that lives costs every test that comes there.
+    `believe`: those that the list explains count as explained, untried; one that lives costs every test that comes there.
     """
     outcomes: list[Outcome] = []
     if believe:
-        text = EQUIVALENT_LIST.read_text(encoding="utf-8")
-        listed = explained([Outcome(mutant, Fate.SURVIVED) for mutant in chosen], text)
+        listed = explained([Outcome(mutant, Fate.SURVIVED) for mutant in chosen], read_list())
         outcomes += [outcome for outcome in listed if outcome.fate is Fate.EXPLAINED]
     untried = {outcome.mutant for outcome in outcomes}
     numbered = dict(enumerate(mutant for mutant in chosen if mutant not in untried))
@@ -83,7 +82,7 @@ def try_mutants(
     py_mutants.Finder(switch, numbers).install()
 
     def report(outcome: Outcome) -> None:
-        (shown,) = explained([outcome], EQUIVALENT_LIST.read_text(encoding="utf-8"))
+        (shown,) = explained([outcome], read_list())
         outcomes.append(shown)
         if shown.fate in SURVIVORS:
             print(f"{shown.fate}\n  {shown.mutant}", flush=True)
@@ -183,7 +182,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="SECONDS",
         help="processor time for a mutant: one that lives so long counts as a survivor (default: all tests)",
     )
-    parser.add_argument("--believe", action="store_true", help="do not try what docs/testing.md explains")
+    parser.add_argument("--believe", action="store_true", help="do not try what tests/mutants/equivalent explains")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="bring tests/mutants/equivalent up to date: stale entries go, survivors are added, to be judged",
+    )
     parser.add_argument("--verbose", action="store_true", help="name the test that killed each")
     parser.add_argument("--list", action="store_true", help="print them and try none")
     options = parser.parse_args(arguments)
@@ -206,8 +210,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             patience_s=options.patience,
             verbose=options.verbose,
         )
-    for entry in stale(EQUIVALENT_LIST.read_text(encoding="utf-8"), every):
-        print(f"{EQUIVALENT_LIST.relative_to(ROOT)} explains what is not there any more: {entry}")
+    for entry in stale(read_list(), every):
+        print(f"{FOLDER.relative_to(ROOT)} explains what is not there any more: {entry}")
+    if options.write:
+        for path in write_list(every, outcomes):
+            print(f"written: {path.relative_to(ROOT)}")
     print(summary(outcomes, time.monotonic() - began))
     return 1 if _share_lost(outcomes) >= GOAL else 0
 

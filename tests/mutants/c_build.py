@@ -15,19 +15,19 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from lbagent.bpf.build import artifact as artifacts
-from lbagent.bpf.build import builder
-from lbagent.bpf.build.artifact import Artifact, Program
-from lbagent.bpf.build.c_source import INCLUDE_DIR, INCLUDE_DIRS, UNITS, Unit, unit_text
-from lbagent.bpf.build.compile import bcc_version
-from lbagent.bpf.build.join_entries import join_entries
+from lbagent.bpf.compiler import artifact as artifacts
+from lbagent.bpf.compiler import builder
+from lbagent.bpf.compiler.artifact import Artifact, Program
+from lbagent.bpf.compiler.c_source import INCLUDE_DIR, INCLUDE_DIRS, UNITS, Unit, unit_text
+from lbagent.bpf.compiler.compile import bcc_version
+from lbagent.bpf.compiler.join_entries import join_entries
 from lbagent.errors import CompileError
 from lbagent.kernel.opcodes import INSN_BYTES, LD_IMM64, PSEUDO_MAP_VALUE, decode, insn
 from tests.mutants.c_mutants import batch_text, mutated_text
 from tests.mutants.c_tree import Tree
 from tests.mutants.mutant import ROOT, Mutant
 
-SWITCH_WORD, PLACE_WORD = 0x7E620005, 0x7E620006  # high halves, as MAP_WORDS of bpf/build/rewrite.py
+SWITCH_WORD, PLACE_WORD = 0x7E620005, 0x7E620006  # high halves, as MAP_WORDS of bpf/compiler/rewrite.py
 _PRELUDE = f"""\
 #define MUTANT(n) map_word({SWITCH_WORD}, n)
 #define PLACE(n) *(volatile u8 *)map_word({PLACE_WORD}, n) = 1

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lbagent.bpf.build.artifact import Artifact
-from lbagent.bpf.build.c_source import INCLUDE_DIR, UNITS
+from lbagent.bpf.compiler.artifact import Artifact
+from lbagent.bpf.compiler.c_source import INCLUDE_DIR, UNITS
 from lbagent.errors import CompileError, VerifierError
 from tests.mutants import c_build, c_mutants, packet_worlds
 from tests.mutants.children import Child, Ended, Pool

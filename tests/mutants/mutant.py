@@ -1,7 +1,7 @@
-"""A mutant: one small change of a source file, and what became of it; the sample that is tried, and the list of equivalent ones.
+"""A mutant: one small change of a source file, and what became of it; the sample that is tried, and entries of the list of equivalent ones.
 
-`docs/testing.md` names the mutants that were judged equivalent: below a heading with the file, lines "- `before` -> `after`: why", where
-the after `*` stands for every change of the line.
+The list names the mutants that were judged equivalent: below a heading with the file, lines "- `before` -> `after`: why", where
+the after `*` stands for every change of the line. equivalent_files.py reads and writes it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-EQUIVALENT_LIST = ROOT / "docs" / "testing.md"
+UNJUDGED = "not judged yet"  # the reason of an entry that the tool added: it explains nothing
 DEFAULT_PLACES = (
     "lbagent/bpf/include/", "lbagent/sync/", "lbagent/resolve/", "lbagent/model/", "lbagent/maps/",
 )  # fmt: skip
@@ -93,27 +93,47 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def equivalents(text: str) -> dict[tuple[str, str, str], str]:
-    """Return the reasons by path, before and after, from the text of EQUIVALENT_LIST."""
+Entry = tuple[str, str, str]  # path, before, after
+
+
+def equivalents(text: str, *, unjudged: bool = False) -> dict[Entry, str]:
+    """Return the reasons from the text of the list; without `unjudged` only those that a developer wrote."""
     found, path = {}, ""
     for line in text.splitlines():
         if heading := _HEADING.match(line):
             path = heading[1]
-        elif (entry := _EQUIVALENT.match(line)) and path:
+        elif (entry := _EQUIVALENT.match(line)) and path and (unjudged or entry[3] != UNJUDGED):
             found[path, entry[1], entry[2]] = entry[3]
     return found
 
 
+def entry_of(before: str, after: str, why: str) -> str:
+    """Return the line of an entry."""
+    return f"- `{before}` -> `{after}`: {why}"
+
+
 def stale(text: str, mutants: Sequence[Mutant]) -> list[str]:
     """Return the entries of the list about these files that no mutant has: their source has changed, and they explain nothing."""
-    paths = {mutant.path for mutant in mutants}
-    there = {(mutant.path, mutant.before, after) for mutant in mutants for after in (mutant.after, "*")}
-    listed = equivalents(text)
+    changes = _changes(mutants)
     return [
         f"{path}: `{before}` -> `{after}`"
-        for path, before, after in listed
-        if path in paths and (path, before, after) not in there
+        for path, before, after in equivalents(text, unjudged=True)
+        if path in changes and (before, after) not in changes[path]
     ]
+
+
+def without_stale(entries: dict[Entry, str], mutants: Sequence[Mutant]) -> dict[Entry, str]:
+    """Return the entries whose file these mutants are not of, or whose change is one of them."""
+    changes = _changes(mutants)
+    return {entry: why for entry, why in entries.items() if entry[0] not in changes or entry[1:] in changes[entry[0]]}
+
+
+def _changes(mutants: Sequence[Mutant]) -> dict[str, set[tuple[str, str]]]:
+    """Return for each path the pairs of before and after that an entry may have."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for mutant in mutants:
+        found.setdefault(mutant.path, set()).update(((mutant.before, mutant.after), (mutant.before, "*")))
+    return found
 
 
 def explained(outcomes: Iterable[Outcome], text: str) -> list[Outcome]:

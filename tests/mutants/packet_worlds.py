@@ -10,8 +10,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from unittest import mock
 
-from lbagent.bpf.build import builder
-from lbagent.bpf.build.artifact import Artifact, Program
+from lbagent.bpf.compiler import builder
+from lbagent.bpf.compiler.artifact import Artifact, Program
 from lbagent.bpf.load import loader
 from lbagent.bpf.load.constants import with_constants
 from lbagent.bpf.load.loader import Generation

@@ -17,11 +17,12 @@ from tests.mutants import c_mutants, py_mutants, trial
 from tests.mutants.__main__ import scratch_folder, summary, try_mutants
 from tests.mutants.c_tree import Tree, parse, type_names
 from tests.mutants.children import Child
+from tests.mutants.equivalent_files import FOLDER, list_file, read_list, write_list
 from tests.mutants.mutant import (
-    EQUIVALENT_LIST,
     ROOT,
     SOCKET_HEADERS,
     SURVIVORS,
+    UNJUDGED,
     Fate,
     Mutant,
     Outcome,
@@ -237,6 +238,43 @@ def test_entries_that_explain_nothing_any_more_are_found() -> None:
     assert stale(text, [Mutant("lbagent/y.py", 0, 1, "a", "b")]) == [], "of another file"
 
 
+def test_the_list_has_a_file_for_each_source_and_a_reason_for_each_entry() -> None:
+    """When this fails: move the file to where its source went, judge what `--write` added."""
+    listed = equivalents(read_list(), unjudged=True)
+    assert listed
+    assert [path for path, _, _ in listed if not (ROOT / path).is_file()] == []
+    assert {list_file(path) for path, _, _ in listed} == set(FOLDER.rglob("*.md"))
+    for path in FOLDER.rglob("*.md"):
+        heading, blank, *entries = path.read_text(encoding="utf-8").splitlines()
+        assert (list_file(heading.removeprefix("# ")), blank) == (path, "")
+        assert len(entries) == len(equivalents(f"{heading}\n" + "\n".join(entries))), (
+            f"{path}: an entry without a reason"
+        )
+
+
+def test_the_tool_writes_the_list(tmp_path: Path) -> None:
+    """What is stale goes, a survivor is added and explains nothing until it is judged, other sources' files stay."""
+    plan, other, gone = ("lbagent/targets/bpf/plan.py", "lbagent/model/state.py", "lbagent/gone.py")
+    for source, text in (
+        (plan, "- `a` -> `b`: one.\n- `x` -> `y`: two.\n"),
+        (other, "- `m` -> `n`: three.\n"),
+        (gone, "- `p` -> `q`: four.\n"),
+    ):
+        file = list_file(source, tmp_path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"# {source}\n\n{text}")
+    known, survivor = Mutant(plan, 0, 1, "a", "b"), Mutant(plan, 1, 2, "c", "d")
+    outcomes = [Outcome(known, Fate.EXPLAINED), Outcome(survivor, Fate.SURVIVED)]
+    assert set(write_list([known, survivor], outcomes, tmp_path)) == {
+        list_file(plan, tmp_path),
+        list_file(gone, tmp_path),
+    }
+    assert list_file(plan, tmp_path).read_text() == f"# {plan}\n\n- `a` -> `b`: one.\n- `c` -> `d`: {UNJUDGED}\n"
+    assert not list_file(gone, tmp_path).exists()
+    assert write_list([known, survivor], outcomes, tmp_path) == []
+    assert equivalents(read_list(tmp_path)) == {(plan, "a", "b"): "one.", (other, "m", "n"): "three."}
+
+
 def test_what_runs_only_while_a_module_is_imported_is_not_tried() -> None:
     """No test could notice it: it ran before the first one."""
     outcomes: list[Outcome] = []
@@ -252,6 +290,7 @@ def busy(_: object) -> None:
         pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("work", "what"), [
     (lambda: 7, (7, "", False)),
     (lambda: 1 // 0, (None, "ZeroDivisionError", False)),
@@ -310,6 +349,6 @@ def test_patience_ends(monkeypatch) -> None:
 
 def test_what_is_listed_may_be_believed() -> None:
     """Such a mutant is not tried, and counts as explained."""
-    (path, before, after), why = next(iter(equivalents(EQUIVALENT_LIST.read_text(encoding="utf-8")).items()))
+    (path, before, after), why = next(iter(equivalents(read_list()).items()))
     mutant = Mutant(path, 0, 1, before, after)
     assert try_mutants([mutant], jobs=1, slow=False, believe=True) == [Outcome(mutant, Fate.EXPLAINED, why)]

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from lbagent.agent.device_keeper import unattached_outputs
+from lbagent.checks.device_checks import unattached_outputs
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.cooperative import run_whole
 from lbagent.model.family import Family

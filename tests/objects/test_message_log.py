@@ -24,7 +24,7 @@ spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}
 @asynccontextmanager
 async def following(folder: Path):  # type: ignore[no-untyped-def]
     """Run a folder source for a while."""
-    source = FolderSource(str(folder), poll_s=0.05, look_s=0.05)
+    source = FolderSource(str(folder), poll_s=0.05, rescan_s=0.05)
     task = asyncio.create_task(source.run(lambda _changes: None))
     try:
         await asyncio.wait_for(source.synced.wait(), 10)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from lbagent.model.message import Message
 from lbagent.objects.object_event import MessageEvents, ObjectEvent
-from lbagent.objects.records import Message
 
 SCTP = Message(
     "SCTP packets are not balanced yet",
     "they pass untouched",
     "spec.ports[0].protocol",
-    "Service shop/calls",
+    "Service",
+    "shop/calls",
     event="ProtocolNotSupported",
 )
 
@@ -17,7 +18,7 @@ SCTP = Message(
 def test_a_message_with_a_reason_is_an_event_once_while_it_holds() -> None:
     given: list[ObjectEvent] = []
     events = MessageEvents([given.append])
-    events.update([Message("only for the log", subject="Service shop/web"), SCTP])
+    events.update([Message("only for the log", kind="Service", key="shop/web"), SCTP])
     events.update([SCTP])
     text = "spec.ports[0].protocol: SCTP packets are not balanced yet; they pass untouched"
     assert given == [ObjectEvent("Service", "shop/calls", "ProtocolNotSupported", text, warning=True)]

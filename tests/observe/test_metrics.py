@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from lbagent.maps.reasons import Reason
+from lbagent.maps.reasons import Reason, label
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
+from lbagent.model.histogram import Histogram
 from lbagent.model.service import SVC, ServiceName, SVCTrafficPolicy, SVCType
 from lbagent.model.state import State
 from lbagent.objects.records import ObjectChange
-from lbagent.observe.kube_proxy_metrics import KubeProxySample
-from lbagent.observe.metrics import Snapshot, SourceSample, render
+from lbagent.observe.apilb_metrics import APILB_METRICS, ApilbSample, ServerSample
+from lbagent.observe.kube_proxy_metrics import KUBE_PROXY_METRICS, KubeProxySample
+from lbagent.observe.metrics import ANNOUNCE_METRICS, Snapshot, SourceSample, every_metric, families, render
 from lbagent.sync.sync_record import SyncRecord
 
+TEXT = Path(__file__).with_name("exposition.txt")
 ONE = Backend(1, L3n4Addr.parse("10.0.0.1:80"))
 TWO = Backend(2, L3n4Addr.parse("[fd00::2]:80/UDP"), BackendState.MAINTENANCE)
 FRONTEND = L3n4Addr.parse("10.96.0.1:80")
@@ -44,6 +49,69 @@ def _parsed(**more: Any) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     return out
 
 
+def whole() -> Snapshot:
+    """Return a snapshot in which every metric has a sample."""
+    record = SyncRecord()
+    record.queued_at, record.synced_at = 12.5, 11
+    return Snapshot(
+        version="1.0",
+        ready=True,
+        state=STATE,
+        states=STATES,
+        reasons={label(Reason.FWD_NEW): (1, 2)},
+        services={7: (10, 1000)},
+        backends={1: (6, 600), 2: (4, 400)},
+        live_flows={1: 3},
+        draining={"10.0.0.1:80/TCP": 2},
+        maps={"lb4_service": (1, 2)},
+        snat_ports=9,
+        snat_addresses={4: 2},
+        snat_reclaimed=4,
+        failing=1,
+        restored=2,
+        conflicts=3,
+        sync_duration_s=0.25,
+        syncs=4,
+        sync_errors=5,
+        map_writes=6,
+        sources=(SourceSample("folder /etc/lb", True, 1, 2, 3, False, 4),),
+        conditions={"device-missing": 1},
+        severities={"fault": 1},
+        devices={"eth0": True},
+        send_errors={"eth0": 3},
+        bgp_sessions={"192.0.2.1": True},
+        started_at=1.5,
+        resident_bytes=4096,
+        cpu_s=0.5,
+        kube_proxy=KubeProxySample(record, {("healthz", 200): 1, ("livez", 200): 2}),
+        announced={("10.0.0.1", "l2"): True},
+        takeovers=2,
+        apilb=ApilbSample((ServerSample("p", "lb", "a:1", True, 1, {"ok": 2, "timeout": 1}),), Histogram((0.1,)), 5),
+    )
+
+
+def test_the_whole_text() -> None:
+    """Names, types, labels, texts and order stay: dashboards and scrapers have them."""
+    assert "".join(render(whole())) == TEXT.read_text()
+
+
+def test_every_metric_is_once_in_the_tables() -> None:
+    names = [metric.name for metric in every_metric()]
+    assert sorted(set(names)) == sorted(names)
+    assert names == [family.name for family in families(whole())]
+    assert names == re.findall(r"^# TYPE (\S+) ", TEXT.read_text(), re.MULTILINE)
+
+
+def test_metrics_stand_with_their_subject() -> None:
+    assert {metric.name for metric in ANNOUNCE_METRICS} == {
+        "lbagent_bgp_session_up",
+        "lbagent_vip_announced",
+        "lbagent_vip_takeovers_total",
+    }
+    assert all(metric.name.startswith("lbagent_apilb_") for metric in APILB_METRICS)
+    assert all(metric.name.startswith("kubeproxy_") for metric in KUBE_PROXY_METRICS)
+
+
 def test_agent_and_state() -> None:
     parsed = _parsed(
         resident_bytes=50 << 20, cpu_s=1.25, started_at=1.7e9, failing=3, conflicts=2, restored=5, sync_duration_s=0.004
@@ -68,7 +136,7 @@ def test_agent_and_state() -> None:
 
 
 def test_packets_by_reason() -> None:
-    parsed = _parsed(reasons={Reason.FWD_ESTABLISHED: (2**40, 2**50), Reason.DROP_NO_BACKEND: (1, 60)})
+    parsed = _parsed(reasons={label(Reason.FWD_ESTABLISHED): (2**40, 2**50), label(Reason.DROP_NO_BACKEND): (1, 60)})
     assert parsed["lbagent_packets_total"] == {
         (("reason", "fwd_established"),): 2**40,
         (("reason", "drop_no_backend"),): 1,
@@ -89,6 +157,12 @@ def test_services_and_backends() -> None:
         (("backend", "[fd00::2]:80/UDP"),): 4,
     }
     assert parsed["lbagent_backend_flows"] == {(("backend", "10.0.0.1:80/TCP"),): 3}
+    assert "lbagent_backend_draining_flows" not in parsed
+
+
+def test_flows_of_backends_that_are_drained() -> None:
+    parsed = _parsed(draining={"10.0.0.1:80/TCP": 2})
+    assert parsed["lbagent_backend_draining_flows"] == {(("backend", "10.0.0.1:80/TCP"),): 2}
 
 
 def test_maps_sources_devices() -> None:

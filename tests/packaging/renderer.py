@@ -1,6 +1,6 @@
 """What `kubectl apply -k` and `helm install` make of deploy/: their own packages, in one program built once from Go modules.
 
-It is kept below XDG_CACHE_HOME by the hash of its sources, as the programs of tests/kube are.
+It is kept below XDG_CACHE_HOME by the hash of its sources, as the programs of tests/kube_api are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from tests.kube.programs import BuildFailed, find_go, go_environment
+from tests.kube_api.programs import BuildFailed, find_go, go_environment
 
 HERE = Path(__file__).parent / "render"
 SOURCES = ("go.mod", "go.sum", "main.go")

@@ -14,7 +14,7 @@ import yaml
 import lbagent
 from lbagent import config
 from lbagent.config.schema import HEALTHZ
-from lbagent.healthcheck import proxy_health
+from lbagent.healthz import proxy_health
 from tests.conformance.daemonset_agents import DaemonSetAgents, overlay
 from tests.packaging.renderer import Obj, render
 

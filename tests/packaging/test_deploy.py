@@ -50,7 +50,8 @@ def test_commented_values_are_the_defaults():
     for key, text in re.findall(r"^#([a-z0-9-]+): (.*)$", EXAMPLE.read_text(), re.MULTILINE):
         if key not in examples:
             value = derived.get(key, defaults[key])
-            assert text == (str(value).lower() if isinstance(value, bool) else str(value)), key
+            shown = f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
+            assert text == (shown.lower() if isinstance(value, bool) else shown), key
 
 
 @pytest.mark.parametrize("key", ["manifests", "device", "pod-device", "attach", "snat-ports", "flow-table-size"])

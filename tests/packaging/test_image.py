@@ -31,9 +31,10 @@ class Without(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"not in the image: {name}")
 
 sys.meta_path.insert(0, Without())
-from lbagent.agent import app
-from lbagent.sources.kube import kube_client
-from lbagent.sources.kube.kube_settings import KubeSettings
+from lbagent.agent import announcing, app
+from lbagent.kube import kube_client
+from lbagent.kube.kube_settings import KubeSettings
+from lbagent.targets.bpf import bpf_plane
 
 async def ask():
     client = kube_client.KubeClient(KubeSettings(kubeconfig=sys.stdin.readline().strip(), node_name="n"))

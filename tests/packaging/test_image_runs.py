@@ -183,7 +183,7 @@ $inside bgp peers
 
 
 def test_the_image_has_what_the_api_needs_and_no_compiler(rootfs: Path) -> None:
-    code = "from lbagent.sources.kube import kube_client; kube_client._load_package(); print('loaded')"
+    code = "from lbagent.kube import kube_client; kube_client._load_package(); print('loaded')"
     done = subprocess.run(["chroot", rootfs, "python3", "-c", code], capture_output=True, text=True)
     assert done.stdout == "loaded\n", done.stderr
     names = {path.name for path in rootfs.rglob("*")}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.bpf.build.compile import DEBIAN_PACKAGES, bcc_version
+from lbagent.bpf.compiler.compile import DEBIAN_PACKAGES, bcc_version
 
 ROOT = Path(__file__).resolve().parents[2]
 ARTIFACT = "lbagent/bpf/lbagent.bpf.json"

@@ -26,7 +26,7 @@ from tests.packet.harness import DEFAULTS, SMALL, open_world
 from tests.packet.splice import map_value, with_calls_replaced
 
 if TYPE_CHECKING:
-    from lbagent.bpf.build.artifact import Artifact
+    from lbagent.bpf.compiler.artifact import Artifact
     from tests.packet.craft import Family
     from tests.packet.world import World
 

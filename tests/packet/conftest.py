@@ -20,11 +20,15 @@ if TYPE_CHECKING:
     from _pytest.fixtures import SubRequest
 
 
+WITHOUT_PROGRAMS = {"test_plain_frames.py", "test_wire.py"}  # they load none, unless they ask for a world
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what loads programs, which is what asks for a world."""
+    """Mark what loads programs."""
     for item in items:
         names = getattr(item, "fixturenames", ())
-        if Path(__file__).parent in item.path.parents and any(name.endswith("world") for name in names):
+        loads = item.path.name not in WITHOUT_PROGRAMS or any(name.endswith("world") for name in names)
+        if Path(__file__).parent in item.path.parents and loads:
             item.add_marker("root")
             item.add_marker("bpf")
 

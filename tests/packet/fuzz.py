@@ -17,8 +17,8 @@ from scapy.layers.inet import IP, in4_chksum
 from scapy.layers.inet6 import IPv6, in6_chksum
 from scapy.utils import checksum as scapy_checksum
 
-from lbagent.bpf.run.test_run import Tc, Xdp
 from lbagent.maps.reasons import Reason
+from lbagent.testing.bpf_test_run import Tc, Xdp
 from tests.packet import corpus, craft, wire
 from tests.packet.churn import Churn
 from tests.packet.corpus import Scene

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
-from lbagent.bpf.build import builder
+from lbagent.bpf.compiler import builder
 from lbagent.bpf.load import program_settings
 from lbagent.bpf.load.loader import load_generation
 from lbagent.bpf.load.program_settings import Seeds, Settings
@@ -20,7 +20,7 @@ from tests.packet.net import Net
 from tests.packet.world import World
 
 if TYPE_CHECKING:
-    from lbagent.bpf.build.artifact import Artifact
+    from lbagent.bpf.compiler.artifact import Artifact
 
 Splice = Callable[["Artifact", Mapping[str, int]], "Artifact"]
 SMALL = Sizes(

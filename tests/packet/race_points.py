@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lbagent.bpf.build import builder
-from lbagent.bpf.build.c_source import INCLUDE_DIR, UNITS
+from lbagent.bpf.compiler import builder
+from lbagent.bpf.compiler.c_source import INCLUDE_DIR, UNITS
 from lbagent.kernel import bpf_map
 from lbagent.kernel.opcodes import JEQ_IMM, LDX_U64, insn
 from lbagent.maps import pins
@@ -32,14 +32,14 @@ from tests.packet.splice import (
 )
 
 if TYPE_CHECKING:
-    from lbagent.bpf.build.artifact import Artifact
+    from lbagent.bpf.compiler.artifact import Artifact
     from tests.packet.world import World
 
 POINTS = {
     name: int(number)
     for name, number in re.findall(r"\bRACE_(\w+) = (\d+)", (INCLUDE_DIR / "base" / "race_point.h").read_text())
 }
-HELPER = 0x7E000003  # number of a helper that does not exist; the next after those of bpf/build/rewrite.py
+HELPER = 0x7E000003  # number of a helper that does not exist; the next after those of bpf/compiler/rewrite.py
 ARTIFACT = Path(__file__).resolve().parents[2] / "build" / "race_points.bpf.json"
 WORDS = {"flow": 20, "snat": 8, "flow_old": 10}  # how many words of a table the other CPU may change at one point
 RECORD = 8 + 16 * sum(

@@ -13,7 +13,7 @@ from lbagent.kernel.opcodes import CALL, INSN_BYTES, LD_IMM64, PSEUDO_MAP_VALUE,
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lbagent.bpf.build.artifact import Program
+    from lbagent.bpf.compiler.artifact import Program
 
 ADD64_REG, MUL64_IMM, AND64_IMM = 0x0F, 0x27, 0x57
 ST_U64_IMM, STX_U64 = 0x7A, 0x7B

@@ -1,20 +1,33 @@
-"""Reads the flow table and the SNAT slots as docs/datapath.md describes them, for tests that look inside or turn the clock."""
+"""Flow entries and SNAT slots by the fields of maps/flow_layout.py, for tests that look inside or turn the clock."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from lbagent.maps.flow_layout import (
+    FLOW,
+    HANDSHAKE_ANSWERED,
+    HANDSHAKE_NUMBER,
+    OWNER_HELD_SHIFT,
+    SNAT,
+    SNAT_STAMP_TICKS,
+    FlowState,
+    WordRecord,
+)
+from lbagent.maps.layout import PathL4
+from lbagent.model import family as model
 from tests.packet.craft import FAMILIES, Family
-from tests.packet.world import World
 
-NEW, EST, CLOSING, MID = range(4)
-_WORDS = {4: 4, 6: 8}  # u64 an entry
-_VALUE = {4: 2, 6: 5}
-_SEEN = {4: 3, 6: 6}
-_SLOT_WORDS = {4: 2, 6: 4}  # u64 a slot; the last one has the stamp
-SLOT_UNIT = 8  # ticks of a SNAT slot's stamp
+if TYPE_CHECKING:
+    from tests.packet.world import World
+
+NEW, EST, CLOSING, MID = FlowState
+SLOT_UNIT = SNAT_STAMP_TICKS
+Fields = dict[str, int]  # of a record, by name
 
 
 @dataclass(frozen=True)
@@ -32,38 +45,96 @@ class Flow:
     fin: int = 0  # 1: the client has sent its FIN, 2: the backend
 
 
+# --- records ---
+
+
+def flow_record(family: Family) -> WordRecord:
+    """Return the layout of a family's flow entries."""
+    return FLOW[model.Family(family.version)]
+
+
+def slot_record(family: Family) -> WordRecord:
+    """Return the layout of a family's SNAT slots."""
+    return SNAT[model.Family(family.version)]
+
+
+def fields(record: WordRecord, words: Sequence[int]) -> Fields:
+    """Return the fields of a record by name."""
+    return {name: field.of(words[field.word]) for name, field in record.fields.items()}
+
+
+def held_entries(world: World, family: Family) -> dict[int, Fields]:
+    """Return the fields of every entry that is in use, by its position."""
+    return _held(world, f"lb{family.version}_flow", flow_record(family))
+
+
+def held_slot_fields(world: World, family: Family) -> dict[int, Fields]:
+    """Return the fields of every SNAT slot that has a holder, by its position."""
+    return _held(world, f"lb{family.version}_snat", slot_record(family))
+
+
+def _held(world: World, map_name: str, record: WordRecord) -> dict[int, Fields]:
+    with _words(world, map_name) as words:
+        return {
+            position: fields(record, words[position * record.words : (position + 1) * record.words])
+            for position in _held_positions(words, record)
+        }
+
+
+def _held_positions(words: memoryview, record: WordRecord) -> list[int]:
+    owners = words[:: record.words].tolist()
+    return [position for position, owner in enumerate(owners) if owner >> OWNER_HELD_SHIFT]
+
+
+@contextmanager
+def _words(world: World, map_name: str) -> Iterator[memoryview]:
+    """Show a table as words of 64 bits; what is stored is in the map."""
+    size = world.maps.specs[map_name].value_size
+    with world.maps.window(map_name, 0, size) as view, view.cast("Q") as words:
+        yield words
+
+
+def _change(words: memoryview, record: WordRecord, position: int, changes: Mapping[str, int]) -> None:
+    """Store fields of the record at this position, each cut to its width."""
+    for name, value in changes.items():
+        field = record.fields[name]
+        at = position * record.words + field.word
+        words[at] = words[at] & ~field.mask | value << field.shift & field.mask
+
+
+def _client(family: Family, found: Fields) -> tuple[str, int]:
+    """Return the client of an entry or a slot."""
+    if family.version == 4:
+        address = struct.pack("=I", found["client"])
+    else:
+        address = struct.pack("=2Q", found["client"], found["client_end"])
+    return family.text(address), host_order(found["client_port"])
+
+
+def host_order(port: int) -> int:
+    """Return a port as it lies in a word as a number, or the other way round."""
+    return (port & 0xFF) << 8 | port >> 8
+
+
+# --- flows ---
+
+
 def flows(world: World, family: Family) -> list[Flow]:
     """Return every entry that is in use."""
-    version = family.version
-    words, size = _WORDS[version], world.maps.specs[f"lb{version}_flow"].value_size
-    with world.maps.window(f"lb{version}_flow", 0, size) as view:
-        data = bytes(view)
-    out = []
-    for position in range(size // (8 * words)):
-        entry = struct.unpack_from(f"={words}Q", data, position * 8 * words)
-        owner = entry[0]
-        if not owner >> 16:
-            continue
-        value = entry[_VALUE[version]]
-        if version == 4:
-            client, port = struct.pack("=I", owner >> 32), owner >> 16 & 0xFFFF
-        else:
-            client, port = struct.pack("=2Q", entry[1], entry[2]), owner >> 48
-        snat = value >> 20 & 0xFFFF
-        out.append(
-            Flow(
-                position,
-                FAMILIES[version].text(client),
-                _swap(port),
-                bool(owner >> 14 & 1),
-                value >> 16 & 3,
-                value >> 44,
-                _swap(snat),
-                entry[_SEEN[version]] & 0xFFFF,
-                value >> 18 & 3,
-            )
+    family = FAMILIES[family.version]
+    return [
+        Flow(
+            position,
+            *_client(family, found),
+            udp=found["l4"] == PathL4.UDP,
+            state=found["state"],
+            backend=found["backend"],
+            snat_port=host_order(found["forward"]),
+            seen=found["last_seen"],
+            fin=found["fin"],
         )
-    return out
+        for position, found in held_entries(world, family).items()
+    ]
 
 
 def only(world: World, family: Family) -> Flow:
@@ -75,37 +146,22 @@ def only(world: World, family: Family) -> Flow:
 
 def age(world: World, family: Family, ticks: int, which: Callable[[Flow], bool] = lambda flow: True) -> int:
     """Let flows look as if their last packet had come `ticks` earlier; return how many."""
-    version = family.version
     chosen = [flow for flow in flows(world, family) if which(flow)]
-    size = world.maps.specs[f"lb{version}_flow"].value_size
-    with world.maps.window(f"lb{version}_flow", 0, size) as view:
+    with _words(world, f"lb{family.version}_flow") as words:
         for flow in chosen:
-            at = (flow.position * _WORDS[version] + _SEEN[version]) * 8
-            struct.pack_into("=H", view, at, (flow.seen - ticks) & 0xFFFF)
+            _change(words, flow_record(family), flow.position, {"last_seen": flow.seen - ticks})
     return len(chosen)
 
 
 def earlier_reply(world: World, family: Family, ticks: int) -> None:
     """Let the first reply of every UDP flow that has not lasted yet look as if it had come earlier."""
-    version = family.version
-    size = world.maps.specs[f"lb{version}_flow"].value_size
-    with world.maps.window(f"lb{version}_flow", 0, size) as view:
-        for flow in flows(world, family):
-            at = (flow.position * _WORDS[version] + _SEEN[version]) * 8 + 6
-            (word,) = struct.unpack_from("=H", view, at)
-            if flow.udp and word >> 15:
-                struct.pack_into("=H", view, at, 0x8000 | (word - ticks) & 0x3FFF)
-
-
-def older_slots(world: World, family: Family, ticks: int) -> None:
-    """Let the stamp of every held SNAT slot look as if it were older."""
-    version = family.version
-    words, size = _SLOT_WORDS[version], world.maps.specs[f"lb{version}_snat"].value_size
-    with world.maps.window(f"lb{version}_snat", 0, size) as view, view.cast("Q") as slots:
-        for index in range(0, len(slots), words):
-            if slots[index] >> 16:
-                meta = slots[index + words - 1]
-                slots[index + words - 1] = meta & ~0xFFF0 | ((meta >> 4) - ticks // SLOT_UNIT & 0xFFF) << 4
+    found = held_entries(world, family)
+    with _words(world, f"lb{family.version}_flow") as words:
+        for position, entry in found.items():
+            handshake = entry["client_hop"]
+            if entry["l4"] == PathL4.UDP and handshake & HANDSHAKE_ANSWERED:
+                earlier = HANDSHAKE_ANSWERED | handshake - ticks & HANDSHAKE_NUMBER
+                _change(words, flow_record(family), position, {"client_hop": earlier})
 
 
 def later(world: World, family: Family, ticks: int) -> None:
@@ -115,41 +171,37 @@ def later(world: World, family: Family, ticks: int) -> None:
     age(world, family, ticks)
 
 
+# --- SNAT slots ---
+
+
+def older_slots(world: World, family: Family, ticks: int) -> None:
+    """Let the stamp of every held SNAT slot look as if it were older."""
+    found = held_slot_fields(world, family)
+    with _words(world, f"lb{family.version}_snat") as words:
+        for position, slot in found.items():
+            _change(words, slot_record(family), position, {"stamp": slot["stamp"] - ticks // SLOT_UNIT})
+
+
 def held_slots(world: World, family: Family) -> int:
     """Return how many SNAT slots have a holder."""
-    version = family.version
-    words, size = _SLOT_WORDS[version], world.maps.specs[f"lb{version}_snat"].value_size
-    with world.maps.window(f"lb{version}_snat", 0, size) as view:
-        data = struct.unpack(f"={size // 8}Q", view)
-    return sum(1 for owner in data[::words] if owner >> 16)
+    return len(held_slot_indexes(world, family))
 
 
 def slot_holder(world: World, family: Family, index: int) -> tuple[str, int] | None:
     """Return the client, address and port, that holds a SNAT slot; None where nobody does."""
-    version = family.version
-    name, size = f"lb{version}_snat", 8 * _SLOT_WORDS[version]
-    with world.maps.window(name, index * size % world.maps.specs[name].value_size, size) as view:
-        words = struct.unpack(f"={_SLOT_WORDS[version]}Q", view)
-    if not words[0] >> 16:
-        return None
-    if version == 4:
-        return family.text(struct.pack("=I", words[0] >> 32)), _swap(words[0] >> 16 & 0xFFFF)
-    return family.text(struct.pack("=2Q", *words[1:3])), _swap(words[0] >> 48)
+    name, record = f"lb{family.version}_snat", slot_record(family)
+    with world.maps.window(name, index * record.size % world.maps.specs[name].value_size, record.size) as view:
+        words = struct.unpack(f"={record.words}Q", view)
+    return _client(family, fields(record, words)) if words[0] >> OWNER_HELD_SHIFT else None
 
 
 def slot_stamp(world: World, family: Family) -> int:
     """Return when the lease of the only held SNAT slot began, in units of SLOT_UNIT ticks; what was put back is taken off."""
-    (index,) = held_slot_indexes(world, family)
-    words = _SLOT_WORDS[family.version]
-    with world.maps.window(f"lb{family.version}_snat", (index + 1) * 8 * words - 8, 8) as view:
-        return int.from_bytes(view, "little") >> 4 & 0xFFF
+    (slot,) = held_slot_fields(world, family).values()
+    return slot["stamp"]
 
 
 def held_slot_indexes(world: World, family: Family) -> list[int]:
     """Return which SNAT slots have a holder."""
-    slots = world.maps.specs[f"lb{family.version}_snat"].value_size // (8 * _SLOT_WORDS[family.version])
-    return [index for index in range(slots) if slot_holder(world, family, index)]
-
-
-def _swap(port: int) -> int:
-    return (port & 0xFF) << 8 | port >> 8
+    with _words(world, f"lb{family.version}_snat") as words:
+        return _held_positions(words, slot_record(family))

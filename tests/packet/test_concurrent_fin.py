@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.bpf.build import builder
-from lbagent.bpf.build.c_source import Unit, unit_text
+from lbagent.bpf.compiler import builder
+from lbagent.bpf.compiler.c_source import Unit, unit_text
 from lbagent.bpf.load import program_settings
 from lbagent.bpf.load.constants import with_constants
 from lbagent.bpf.load.loader import generation_maps, load_program, with_old_maps
-from lbagent.bpf.run.test_run import run_xdp
 from lbagent.kernel import jiffies
+from lbagent.testing.bpf_test_run import run_xdp
 from tests.packet.harness import SEEDS, SMALL
 from tests.packet.table import CLOSING, EST
 from tests.packet.world import World

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.run.test_run import Tc, Xdp, run_xdp
 from lbagent.errors import KernelError
 from lbagent.kernel import bpf_link
 from lbagent.kernel.features import has_tcx
 from lbagent.maps.reasons import Reason
+from lbagent.testing.bpf_test_run import Tc, Xdp, run_xdp
 from tests.packet import craft, expect
 from tests.packet.craft import BACKEND_MAC, LOCAL_MAC, NODE2_MAC, POD_MAC, ROUTER_MAC, Family
 from tests.packet.harness import open_world

@@ -276,7 +276,7 @@ def test_port_used_again_after_the_connection_closed(world: World, fam: Family, 
 def test_a_flow_keeps_the_mode_it_was_made_with(world: World, fam: Family, hook: str, proto: int) -> None:
     """A backend that is said to be elsewhere by now, or here by now: flows under way go on as they were, new ones as the path says.
 
-    The planner leaves the filter bit of a backend that was local as it is (tests/sync/target/test_locality.py).
+    The planner leaves the filter bit of a backend that was local as it is (tests/targets/bpf/test_locality.py).
     """
     here = Scene(world, fam, hook, proto, local=True)
     world.path_flags(here.held, set_=PathFlag.WAS_LOCAL, clear=PathFlag.LOCAL)

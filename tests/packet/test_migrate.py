@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from lbagent.bpf.build import builder
-from lbagent.bpf.build.artifact import Artifact
+from lbagent.bpf.compiler import builder
+from lbagent.bpf.compiler.artifact import Artifact
 from lbagent.bpf.load import program_settings
 from lbagent.bpf.load.loader import Generation, load_generation
 from lbagent.bpf.load.program_settings import Settings

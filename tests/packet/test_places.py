@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.bpf.run.test_run import Tc, Xdp
 from lbagent.maps.reasons import Reason
+from lbagent.testing.bpf_test_run import Tc, Xdp
 from tests.packet import craft, expect
 from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family
 from tests.packet.world import TC_EGRESS, TC_INGRESS, TCP, XDP, Outcome, World

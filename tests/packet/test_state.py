@@ -7,9 +7,9 @@ import struct
 import pytest
 
 from lbagent.bpf.load import program_settings
-from lbagent.bpf.run.test_run import run_xdp
 from lbagent.kernel import jiffies
 from lbagent.maps import layout
+from lbagent.testing.bpf_test_run import run_xdp
 from tests.packet import craft, expect, table
 from tests.packet.clock import TimedWorld, ticks_of
 from tests.packet.craft import Family

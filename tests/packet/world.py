@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.run.sweep import trust_ages
-from lbagent.bpf.run.test_run import Result, Tc, Xdp, run_tc, run_xdp
 from lbagent.maps import layout, mmap_window, prefilter
 from lbagent.maps.layout import PATH_L4_SHIFT, DeviceFlag, PathFlag, PathL4
 from lbagent.maps.reasons import Reason
-from lbagent.maps.specs import MapType, counter_row
+from lbagent.maps.specs import MapType, counter_stripe_bytes
+from lbagent.testing.bpf_test_run import Result, Tc, Xdp, run_tc, run_xdp
 from tests.packet import craft
 from tests.packet.craft import FAMILIES, Family
 
@@ -399,7 +399,7 @@ class World:
             self.close()
             whole = self.maps.window("lb_metrics", 0, self.maps.specs["lb_metrics"].value_size)
             self._counted = self.maps, self._counter_window.enter_context(whole)
-        values = mmap_window.counters(self._counted[1], counter_row(self.sizes), _REASONS)
+        values = mmap_window.counters(self._counted[1], counter_stripe_bytes(self.sizes), _REASONS)
         return {reason: packets for reason, (packets, _) in zip(_REASONS, values, strict=True)}
 
     def counter(self, index: int) -> tuple[int, int]:

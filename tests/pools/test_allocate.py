@@ -9,8 +9,8 @@ import pytest
 
 from lbagent.model.address import L4Type, format_ip, parse_ip
 from lbagent.model.family import Family
+from lbagent.pools.address_request import AddressRequest, Allocation, read_preference
 from lbagent.pools.allocate import allocate
-from lbagent.pools.claim import Allocation, Claim, read_wish
 from lbagent.pools.read_pools import parse_pools
 
 V4, V6 = Family.IPV4, Family.IPV6
@@ -26,14 +26,23 @@ pools:
 """
 
 
-def service(name: str, created: float = 9, *, wish: dict[str, str] | None = None, ip: str = "", **more: Any) -> Claim:
+def service(
+    name: str, created: float = 9, *, preference: dict[str, str] | None = None, ip: str = "", **more: Any
+) -> AddressRequest:
     held = tuple(map(parse_ip, more.pop("held", ())))
-    return Claim(more.pop("namespace", "default"), name, created, wish=read_wish(wish or {}, ip), held=held, **more)
+    return AddressRequest(
+        more.pop("namespace", "default"),
+        name,
+        created,
+        preference=read_preference(preference or {}, ip),
+        held=held,
+        **more,
+    )
 
 
-def given(text: str, claims: Iterable[Claim], taken: dict[str, str] | None = None) -> dict[str, Allocation]:
+def given(text: str, requests: Iterable[AddressRequest], taken: dict[str, str] | None = None) -> dict[str, Allocation]:
     pools = parse_pools(text, "pools.yaml").pools
-    return allocate(pools, claims, {parse_ip(address): whose for address, whose in (taken or {}).items()})
+    return allocate(pools, requests, {parse_ip(address): whose for address, whose in (taken or {}).items()})
 
 
 def addresses(found: dict[str, Allocation]) -> dict[str, list[str]]:
@@ -90,11 +99,11 @@ def test_two_that_hold_one_address_the_younger_gives_way() -> None:
 
 
 def test_a_full_pool_says_its_numbers_and_the_oldest_waits_first() -> None:
-    claims = [service(f"s{number}", number + 1) for number in range(6)]
-    found = given(OFFICE, claims)
+    requests = [service(f"s{number}", number + 1) for number in range(6)]
+    found = given(OFFICE, requests)
     assert found["default/s4"].addresses == ()
     assert found["default/s5"].problem == "no IPv4 address is free: office: 4 of 4 in use"
-    held = [service(each.name, each.created, held=addresses(found)[each.key]) for each in claims if each.name != "s1"]
+    held = [service(each.name, each.created, held=addresses(found)[each.key]) for each in requests if each.name != "s1"]
     again = given(OFFICE, held)
     assert addresses(again)["default/s4"] == ["10.0.0.2"]
     assert addresses(again)["default/s5"] == []
@@ -144,7 +153,7 @@ def test_a_family_that_is_added_later_comes_from_the_same_pool() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "ip", "expected"),
+    ("preference", "ip", "expected"),
     [
         ({}, "10.2.0.5", "10.2.0.5"),
         ({"lbagent.io/load-balancer-ips": "10.2.0.5"}, "10.2.0.6", "10.2.0.5"),
@@ -160,13 +169,13 @@ def test_a_family_that_is_added_later_comes_from_the_same_pool() -> None:
         ({"lbagent.io/load-balancer-ips": " 10.3.0.77 "}, "", "10.3.0.77"),
     ],
 )
-def test_wishes(wish: dict[str, str], ip: str, expected: str) -> None:
-    found = given(TWO, [service("a", wish=wish, ip=ip)])["default/a"]
+def test_wishes(preference: dict[str, str], ip: str, expected: str) -> None:
+    found = given(TWO, [service("a", preference=preference, ip=ip)])["default/a"]
     assert ([format_ip(each) for each in found.addresses], found.problem) == ([expected], "")
 
 
 @pytest.mark.parametrize(
-    ("wish", "ip", "problem"),
+    ("preference", "ip", "problem"),
     [
         ({}, "10.9.9.9", "10.9.9.9 is wished for, and no pool has it"),
         ({}, "fd00::1", "fd00::1 is wished for, and the Service has no such IP family"),
@@ -198,9 +207,9 @@ def test_wishes(wish: dict[str, str], ip: str, expected: str) -> None:
         ({"lbagent.io/address-pool": "by-name-a"}, "", "no IPv4 address is free: by-name-a: 1 of 1 in use"),
     ],
 )
-def test_a_wish_that_cannot_be_met_gives_nothing_else(wish: dict[str, str], ip: str, problem: str) -> None:
+def test_a_wish_that_cannot_be_met_gives_nothing_else(preference: dict[str, str], ip: str, problem: str) -> None:
     older = [service("older", 1, held=["10.0.0.1"]), service("oldest", 0.5, held=["10.1.0.1"])]
-    found = given(TWO, [*older, service("a", 2, wish=wish, ip=ip)], {"10.2.0.9": "node n1"})["default/a"]
+    found = given(TWO, [*older, service("a", 2, preference=preference, ip=ip)], {"10.2.0.9": "node n1"})["default/a"]
     assert (found.addresses, found.problem) == ((), problem)
 
 
@@ -210,7 +219,7 @@ def test_a_new_wish_moves_a_service_and_one_that_cannot_be_met_does_not() -> Non
     stays = given(TWO, [service("a", held=["10.0.0.1"], ip="10.9.9.9")])
     assert addresses(stays) == {"default/a": ["10.0.0.1"]}
     assert "no pool has it" in stays["default/a"].problem
-    other = given(TWO, [service("a", held=["10.0.0.1"], wish={"lbagent.io/address-pool": "by-name-b"})])
+    other = given(TWO, [service("a", held=["10.0.0.1"], preference={"lbagent.io/address-pool": "by-name-b"})])
     assert addresses(other) == {"default/a": ["10.2.0.1"]}
 
 
@@ -224,31 +233,31 @@ KEY = {"lbagent.io/allow-shared-ip": "k"}
 @pytest.mark.parametrize(
     ("other", "shared"),
     [
-        ({"wish": KEY, "ports": ports(443)}, True),
-        ({"wish": {"metallb.io/allow-shared-ip": "k"}, "ports": ports(443)}, True),
-        ({"wish": KEY, "ports": frozenset({(L4Type.UDP, 80)})}, True),
-        ({"wish": KEY, "ports": ports(443, 80)}, False),
-        ({"wish": {"lbagent.io/allow-shared-ip": "other"}, "ports": ports(443)}, False),
+        ({"preference": KEY, "ports": ports(443)}, True),
+        ({"preference": {"metallb.io/allow-shared-ip": "k"}, "ports": ports(443)}, True),
+        ({"preference": KEY, "ports": frozenset({(L4Type.UDP, 80)})}, True),
+        ({"preference": KEY, "ports": ports(443, 80)}, False),
+        ({"preference": {"lbagent.io/allow-shared-ip": "other"}, "ports": ports(443)}, False),
         ({"ports": ports(443)}, False),
-        ({"wish": KEY, "ports": ports(443), "pods": "app=web"}, False),
+        ({"preference": KEY, "ports": ports(443), "pods": "app=web"}, False),
     ],
 )
 def test_sharing(other: dict[str, Any], shared: bool) -> None:
-    found = addresses(given(OFFICE, [service("a", 1, wish=KEY, ports=ports(80)), service("b", 2, **other)]))
+    found = addresses(given(OFFICE, [service("a", 1, preference=KEY, ports=ports(80)), service("b", 2, **other)]))
     assert found == {"default/a": ["10.0.0.1"], "default/b": ["10.0.0.1" if shared else "10.0.0.2"]}
 
 
 def test_policy_local_shares_where_the_pods_are_the_same() -> None:
-    a = service("a", 1, wish=KEY, ports=ports(80), pods="app=web")
-    same = addresses(given(OFFICE, [a, service("b", 2, wish=KEY, ports=ports(81), pods="app=web")]))
+    a = service("a", 1, preference=KEY, ports=ports(80), pods="app=web")
+    same = addresses(given(OFFICE, [a, service("b", 2, preference=KEY, ports=ports(81), pods="app=web")]))
     assert same["default/b"] == ["10.0.0.1"]
-    other = addresses(given(OFFICE, [a, service("b", 2, wish=KEY, ports=ports(81), pods="app=db")]))
+    other = addresses(given(OFFICE, [a, service("b", 2, preference=KEY, ports=ports(81), pods="app=db")]))
     assert other["default/b"] == ["10.0.0.2"]
 
 
 def test_a_pool_wished_for_that_lost_a_family_takes_no_address_away() -> None:
     text = "pools: [{name: a, addresses: [10.0.0.2-10.0.0.3]}, {name: b, addresses: [fd00::1-fd00::2]}]"
-    held = service("s", wish={"lbagent.io/address-pool": "a"}, families=(V4, V6), held=["10.0.0.2", "fd00::1"])
+    held = service("s", preference={"lbagent.io/address-pool": "a"}, families=(V4, V6), held=["10.0.0.2", "fd00::1"])
     found = given(text, [held])["default/s"]
     assert [format_ip(each) for each in found.addresses] == ["10.0.0.2", "fd00::1"]
     assert found.problem == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -12,9 +13,11 @@ from msgspec.structs import replace
 
 from lbagent.model.address import L4Type, parse_ip
 from lbagent.model.family import Family
+from lbagent.pools.address_request import AddressPreference, AddressRequest, Allocation
 from lbagent.pools.allocate import Allocator, allocate
-from lbagent.pools.claim import Allocation, Claim, Wish
 from lbagent.pools.read_pools import parse_pools
+
+pytestmark = pytest.mark.long
 
 V4, V6 = Family.IPV4, Family.IPV6
 FILES = [
@@ -29,14 +32,14 @@ NODES: list[dict[bytes, str]] = [
     {parse_ip("fd00::1"): "node n1", parse_ip("10.1.0.1"): "node n2"},
 ]
 ADDRESSES = [parse_ip(text) for text in ("10.0.0.1", "10.0.0.2", "10.1.0.1", "10.9.9.9", "fd00::1")]
-WISHES = st.builds(
-    Wish,
+PREFERENCES = st.builds(
+    AddressPreference,
     addresses=st.one_of(st.just(()), st.sampled_from(ADDRESSES).map(lambda address: (address,))),
     pool=st.sampled_from(["", "", "", "a", "b", "c"]),
     sharing_key=st.sampled_from(["", "", "k"]),
 )
 SERVICES = st.builds(
-    Claim,
+    AddressRequest,
     namespace=st.sampled_from(["n1", "n2"]),
     name=st.sampled_from("abcdef"),
     created=st.integers(0, 3).map(float),
@@ -44,7 +47,7 @@ SERVICES = st.builds(
     require_all=st.booleans(),
     ports=st.frozensets(st.tuples(st.just(L4Type.TCP), st.integers(1, 3)), min_size=1, max_size=2),
     pods=st.sampled_from(["", "", "app=x"]),
-    wish=WISHES,
+    preference=PREFERENCES,
 )
 
 
@@ -53,7 +56,7 @@ class Pools(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.services: dict[str, Claim] = {}
+        self.services: dict[str, AddressRequest] = {}
         self.pools = parse_pools(FILES[1], "f").pools
         self.nodes: Mapping[bytes, str] = {}
 
@@ -70,7 +73,7 @@ class Pools(RuleBasedStateMachine):
         self.nodes = nodes
 
     @rule(service=SERVICES)
-    def create(self, service: Claim) -> None:
+    def create(self, service: AddressRequest) -> None:
         self.services.setdefault(service.key, service)
 
     @rule(data=st.data())
@@ -78,11 +81,11 @@ class Pools(RuleBasedStateMachine):
         if self.services:
             del self.services[data.draw(st.sampled_from(sorted(self.services)))]
 
-    @rule(data=st.data(), wish=WISHES)
-    def wish(self, data: Any, wish: Wish) -> None:
+    @rule(data=st.data(), preference=PREFERENCES)
+    def preference(self, data: Any, preference: AddressPreference) -> None:
         if self.services:
             key = data.draw(st.sampled_from(sorted(self.services)))
-            self.services[key] = replace(self.services[key], wish=wish)
+            self.services[key] = replace(self.services[key], preference=preference)
 
     @rule(writes=st.integers(0, 8))
     def sync(self, writes: int) -> None:
@@ -101,18 +104,18 @@ class Pools(RuleBasedStateMachine):
             for address in set(service.held) - set(each.addresses):
                 assert self.may_lose(service, address, each), (service, each)
 
-    def check_new(self, service: Claim, new: set[bytes]) -> None:
+    def check_new(self, service: AddressRequest, new: set[bytes]) -> None:
         for address in new:
             assert address not in self.nodes
             (pool,) = [pool for pool in self.pools if pool.holds(address)]
             assert pool.serves(service.namespace, service.labels)
-            assert pool.auto_assign or service.wish.pool == pool.name or address in service.wish.addresses
-            if service.wish.pool:
-                assert pool.name == service.wish.pool
+            assert pool.auto_assign or service.preference.pool == pool.name or address in service.preference.addresses
+            if service.preference.pool:
+                assert pool.name == service.preference.pool
 
-    def may_lose(self, service: Claim, address: bytes, now: Allocation) -> bool:
-        """Return whether a wish moved it, or a Service that may not share it came to hold it as well."""
-        wished = service.wish.addresses or service.wish.pool
+    def may_lose(self, service: AddressRequest, address: bytes, now: Allocation) -> bool:
+        """Return whether a preference moved it, or a Service that may not share it came to hold it as well."""
+        wished = service.preference.addresses or service.preference.pool
         moved = any(Family.of(each) is Family.of(address) for each in now.addresses)
         contested = any(
             address in other.held and not other.shares_with(service)
@@ -149,19 +152,19 @@ TestAnyOrder.settings = settings(
 )
 
 
-def distinct(most: int) -> st.SearchStrategy[list[Claim]]:
-    return st.lists(SERVICES, max_size=most, unique_by=lambda claim: claim.key)
+def distinct(most: int) -> st.SearchStrategy[list[AddressRequest]]:
+    return st.lists(SERVICES, max_size=most, unique_by=lambda request: request.key)
 
 
 @given(distinct(4), distinct(6), st.integers(0, len(FILES) - 1), st.sampled_from(NODES))
 def test_services_that_come_later_get_what_they_would_get_of_all_of_them(
-    there: list[Claim], come: list[Claim], index: int, nodes: Mapping[bytes, str]
+    there: list[AddressRequest], come: list[AddressRequest], index: int, nodes: Mapping[bytes, str]
 ) -> None:
     pools = parse_pools(FILES[index], "f").pools
-    known = {claim.key for claim in there}
-    new = [claim for claim in come if claim.key not in known]
+    known = {request.key for request in there}
+    new = [request for request in come if request.key not in known]
     one = Allocator(pools, there, nodes)
     assume(one.lacks_nothing)
-    held = [replace(claim, held=one.found[claim.key].addresses) for claim in there]
+    held = [replace(request, held=one.found[request.key].addresses) for request in there]
     assert one.found | one.add(new) == allocate(pools, [*held, *new], nodes)
     assert one.lacks_nothing == (not any(each.problem for each in one.found.values()))

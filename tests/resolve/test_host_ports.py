@@ -17,10 +17,10 @@ from lbagent.objects.records import (
     Service,
     ServicePort,
     SlicePort,
-    kind_of,
 )
 from lbagent.resolve import Options, Resolver
 from lbagent.resolve.host_ports import is_relevant
+from tests.objects.kinds import kind_of
 
 NODE_IP, POD_IP, VIP = bytes((192, 0, 2, 1)), bytes((10, 244, 0, 1)), bytes((10, 96, 0, 1))
 

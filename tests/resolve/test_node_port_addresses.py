@@ -9,9 +9,10 @@ from lbagent.agent import layer_settings
 from lbagent.config import Config
 from lbagent.model.address import L4Type, parse_ip
 from lbagent.net.snapshot import EMPTY, NodeAddress
-from lbagent.objects.records import HostPort, Node, ObjectChange, Pod, Service, ServicePort, kind_of
+from lbagent.objects.records import HostPort, Node, ObjectChange, Pod, Service, ServicePort
 from lbagent.resolve import Resolver
 from lbagent.resolve.resolver import Resolution
+from tests.objects.kinds import kind_of
 
 INTERNAL = ("192.0.2.1", "198.51.100.1", "2001:db8::1", "2001:db8::2")
 NETWORK = (*INTERNAL, "127.0.0.1", "10.9.0.1", "10.9.0.2", "fe80::1")

@@ -186,7 +186,7 @@ def test_backend_states_that_contradict_each_other_are_named_without_any_backend
     watched = Watched(first, second)
     (text,) = watched.messages()
     assert text.startswith(
-        "b.yaml: BackendState b: spec.state: BackendState a (a.yaml:2) says maintenance of 10.244.0.1:8080/TCP"
+        "b.yaml: BackendState b: spec.state: BackendState a (a.yaml:2) sets maintenance for 10.244.0.1:8080/TCP"
     )
     watched.drop(first)
     assert watched.messages() == []

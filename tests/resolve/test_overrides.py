@@ -74,16 +74,16 @@ def test_contradictions_name_the_place_or_the_source() -> None:
     _, found = rank_overrides([of_address(ACTIVE, FILE), of_address(MAINTENANCE, API)], SOURCES)
     assert [str(each.message()).split("; ") for each in found] == [
         [
-            "BackendState a-kube: spec.state: BackendState a-folder (a.yaml:3) says active of 10.0.0.1:80/TCP",
-            "it comes first and holds, not maintenance",
+            "BackendState a-kube: spec.state: BackendState a-folder (a.yaml:3) sets active for 10.0.0.1:80/TCP",
+            "it comes first and applies, not maintenance",
         ]
     ]
     assert found[0].message().warning
     _, found = rank_overrides([of_pod(ACTIVE, API, "x"), of_pod(MAINTENANCE, API, "y")], SOURCES)
     assert [str(each.message()).split("; ") for each in found] == [
         [
-            "BackendState y: spec.state: BackendState x (source kube) says active of pod/shop/web-0",
-            "it comes first and holds, not maintenance",
+            "BackendState y: spec.state: BackendState x (source kube) sets active for pod/shop/web-0",
+            "it comes first and applies, not maintenance",
         ]
     ]
 

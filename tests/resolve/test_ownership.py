@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -230,6 +231,7 @@ def holder(watched: Watched) -> str | None:
     return next((svc.name.name for svc in watched.resolver.resolve().state.services if not svc.wildcard), None)
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 25))
 def test_with_timestamps_any_order_of_events_gives_the_same_winner(rng: random.Random, length: int) -> None:
@@ -247,6 +249,7 @@ def test_with_timestamps_any_order_of_events_gives_the_same_winner(rng: random.R
     assert holder(watched) == (min(places, key=places.__getitem__) if places else None)
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 15))
 def test_without_timestamps_no_addition_takes_a_frontend_from_the_served_one(rng: random.Random, length: int) -> None:

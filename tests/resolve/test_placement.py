@@ -21,10 +21,10 @@ from lbagent.objects.records import (
     Service,
     ServicePort,
     SlicePort,
-    kind_of,
 )
 from lbagent.resolve import Options, Resolver
 from lbagent.resolve.placement import Placement, contradiction_messages
+from tests.objects.kinds import kind_of
 
 HERE, THERE, ELSEWHERE = "here", "there", "elsewhere"
 ADDRESS = bytes([10, 1, 0, 1])

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from lbagent.sync.dry_run import dry_run
+from lbagent.targets.bpf.dry_run import dry_run
 from tests.resolve.random_folders import Folder
 from tests.resolve.reference import Reference
 
@@ -64,6 +64,7 @@ def _small(line: str, frontends: dict[str, str], backends: dict[str, str]) -> st
     return f"MAGLEV {frontends[found['ID']]} {' '.join(sorted(backends[ident] for ident, _ in entries))}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(20))
 def test_a_plan_is_what_the_rules_say(seed: int, tmp_path) -> None:
     random = Random(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,12 +26,12 @@ from lbagent.objects.records import (
     ServicePort,
     SlicePort,
     StateOverride,
-    kind_of,
 )
 from lbagent.objects.source import initial_changes
 from lbagent.objects.store import Store
 from lbagent.resolve import Options, Resolver, resolve
-from lbagent.sync.target.plan import differences
+from lbagent.targets.bpf.plan import differences
+from tests.objects.kinds import kind_of
 
 NAMES = ("a", "b", "c")
 VIPS = tuple(bytes((10, 96, 0, last)) for last in (1, 2))
@@ -114,6 +115,7 @@ def play(history):
         yield store.apply("test", [change]), store
 
 
+@pytest.mark.long
 @settings(max_examples=600, deadline=None)
 @given(worlds, st.integers(1, 3))
 def test_changes_one_by_one_give_what_all_objects_give(history, every):
@@ -129,6 +131,7 @@ def test_changes_one_by_one_give_what_all_objects_give(history, every):
     assert step_by_step.messages == at_once.messages
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(worlds)
 def test_the_agent_differs_only_by_resting_rows_of_what_exists(history):

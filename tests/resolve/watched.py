@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from lbagent.model.service import SVC
-from lbagent.objects.records import KubeObject, ObjectChange, kind_of
+from lbagent.objects.records import KubeObject, ObjectChange
 from lbagent.resolve import Options, Resolver
+from tests.objects.kinds import kind_of
 
 
 class Watched:

@@ -18,11 +18,11 @@ from lbagent.objects.pod_reference import is_pod_reference, parse_pod_reference
 from lbagent.objects.records import OPERATOR, ObjectChange, Origin, StateOverride
 from lbagent.resolve import Options, Resolver
 from lbagent.sources.folder.manifest_files import ManifestFiles
-from lbagent.sync.dry_run import dry_run
-from lbagent.sync.target.apply import apply
-from lbagent.sync.target.plan import plan
-from lbagent.sync.target.restore import restore
-from lbagent.sync.target.shadow import Shadow
+from lbagent.targets.bpf.apply import apply
+from lbagent.targets.bpf.dry_run import dry_run
+from lbagent.targets.bpf.plan import plan
+from lbagent.targets.bpf.restore import restore
+from lbagent.targets.bpf.shadow import Shadow
 
 _BLOCK = re.compile(r"^-- (.+) --$")
 MANIFEST = (".yaml", ".yml", ".json")

@@ -10,7 +10,7 @@ import pytest
 from lbagent.errors import LbError
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
-from lbagent.sources.operator import FILE, OperatorSource
+from lbagent.sources.operator import FILE, KeptDrain, OperatorSource
 
 ONE, TWO = L3n4Addr.parse("10.0.0.1:80/TCP"), L3n4Addr.parse("[fd00::1]:53/UDP")
 
@@ -145,3 +145,45 @@ async def test_what_was_set_is_forgotten(tmp_path):
     assert source.knows("10.0.0.1:80/TCP")
     assert OperatorSource(str(tmp_path)).snapshot().backend_states.keys() == {"10.0.0.1:80/TCP"}
     task.cancel()
+
+
+DRAIN = KeptDrain(address="10.0.0.1:80/TCP", since=1795294126.5, deadline=1795294426.5, flows_at_start=12)
+
+
+async def test_a_drain_is_kept_with_the_state_that_it_sets(tmp_path):
+    source = OperatorSource(str(tmp_path))
+    task, told = await running(source)
+    await source.set_states([ONE], BackendState.MAINTENANCE, drains=[DRAIN])
+    again = OperatorSource(str(tmp_path))
+    assert again.drains == {"10.0.0.1:80/TCP": DRAIN}
+    assert again.state_of(ONE) is BackendState.MAINTENANCE
+    assert again.problems() == []
+    await source.set_states([ONE], BackendState.ACTIVE)
+    again = OperatorSource(str(tmp_path))
+    assert (again.drains, again.state_of(ONE)) == ({}, BackendState.ACTIVE)
+    assert "drains" not in (tmp_path / FILE).read_text()
+    assert len(told) == 3
+    task.cancel()
+
+
+async def test_the_drain_of_a_pods_backend_ends_with_the_pods_state(tmp_path):
+    source = OperatorSource(str(tmp_path))
+    await source.set_states([], BackendState.MAINTENANCE, pods=[POD], backends_of_pods=[ONE], drains=[DRAIN])
+    assert await source.forget([ONE], [POD]) == ["pod/shop/web-0", "10.0.0.1:80/TCP"]
+    await source.set_states([], BackendState.MAINTENANCE, pods=[POD], backends_of_pods=[ONE], drains=[DRAIN])
+    await source.set_states([], BackendState.ACTIVE, pods=[POD], backends_of_pods=[ONE])
+    assert source.drains == {}
+
+
+@pytest.mark.parametrize(
+    "drains", ["7", '[{"address": "10.0.0.1:80"}]', '[{"address": "x", "since": 1, "deadline": 2}]']
+)
+async def test_drains_that_cannot_be_read_are_said_and_the_states_hold(tmp_path, drains):
+    source = OperatorSource(str(tmp_path))
+    await source.set_states([ONE], BackendState.MAINTENANCE, drains=[DRAIN])
+    text = (tmp_path / FILE).read_text()
+    (tmp_path / FILE).write_text(text[: text.index('"drains":')] + f'"drains": {drains}}}')
+    again = OperatorSource(str(tmp_path))
+    assert (again.drains, again.state_of(ONE)) == ({}, BackendState.MAINTENANCE)
+    (problem,) = again.problems()
+    assert f"{FILE}: drains: " in str(problem)

@@ -10,22 +10,22 @@ from lbagent.maps.lbmaps import LBMaps, PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import L4Type
+from lbagent.model.message import Message
 from lbagent.objects.records import (
     Endpoint,
     EndpointSlice,
-    Message,
     ObjectChange,
     ObjectSnapshot,
     Origin,
     Service,
     ServicePort,
     SlicePort,
-    kind_of,
 )
 from lbagent.resolve import Options, Resolver
 from lbagent.sync.loop import SyncLoop
-from lbagent.sync.target.bpf_target import BpfTarget
 from lbagent.sync.target_protocol import Target
+from lbagent.targets.bpf.bpf_target import BpfTarget
+from tests.objects.kinds import kind_of
 
 SMALL = Sizes(
     flow4=1024, flow6=1024, snat4=1024, snat6=1024, services=256, backends=1024, source_ranges=64, maglev_size=251
@@ -42,6 +42,10 @@ class ListSource:
         self.remedy, self.held = "", 0
         self.changed = lambda _changes: None
         self.objects: dict[tuple[str, str], object] = {}
+
+    @property
+    def distrust(self) -> Message | None:
+        return None if self.trusted else Message("its last list was no good")
 
     def snapshot(self) -> ObjectSnapshot:
         return ObjectSnapshot()

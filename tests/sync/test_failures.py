@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from lbagent.errors import LbError
+from lbagent.errors import LbError, MapFull
 from lbagent.model.address import L3n4Addr
 from lbagent.sync import backoff, failures
 from lbagent.sync.failures import MAX_LOGGED, Failures
@@ -64,6 +64,17 @@ def test_a_failure_is_logged_when_it_is_another_one(caplog: pytest.LogCaptureFix
     assert [vars(record)["error"] for record in frontends] == ["full", "gone"]
     assert [vars(record)["retry_s"] for record in frontends] == [1.0, 4.0]
     assert [vars(record)["error"] for record in said(caplog, "the maps could not be written")] == ["full", "gone"]
+
+
+def test_a_failure_with_other_numbers_in_its_text_is_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    held = Failures()
+    for now, (number, left) in enumerate(((7, 10), (7, 9), (12, 9)), 1):
+        held.failed([(A, MapFull("update", number, "lb4_service", f"{left} entries are left"))], float(now))
+    logged = said(caplog, "a frontend could not be written")
+    assert [vars(record)["error"].rpartition(": ")[2] for record in logged] == [
+        "10 entries are left",
+        "9 entries are left",
+    ]
 
 
 def test_of_many_failures_the_first_are_named(caplog: pytest.LogCaptureFixture) -> None:

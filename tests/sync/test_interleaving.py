@@ -9,10 +9,11 @@ import pytest
 
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
-from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps, fail_often
+from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model import cooperative
 from lbagent.resolve import Options, Resolver
 from lbagent.sync import backoff, failures
+from lbagent.testing.faulty_maps import FaultyMaps, fail_often
 from tests.sync.rig import SMALL, ListSource, endpoints, make, running, service
 
 

@@ -8,16 +8,19 @@ import logging
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from lbagent.errors import KernelError
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
 from lbagent.maps.lbmaps import PathInfo
-from lbagent.maps.memory_maps import FaultyMaps, MemoryMaps, fail_often
+from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.state import State
+from lbagent.objects.records import Node
 from lbagent.resolve import Options, Resolver
 from lbagent.sync import backoff, failures
-from lbagent.sync.target_protocol import Desired, SnapshotTarget
+from lbagent.sync.target_protocol import Desired, ObjectFacts, SnapshotTarget
+from lbagent.testing.faulty_maps import FaultyMaps, fail_often
 from tests.sync.rig import SMALL, ListSource, endpoints, make, make_loop, running, service
 
 
@@ -337,6 +340,29 @@ async def test_a_source_without_objects_is_a_list_too() -> None:
         await asyncio.wait_for(target.ready.wait(), 10)
         assert target.watched.is_set()
     assert target.given[0].state.services == ()
+
+
+async def test_facts_about_objects_are_given_where_a_target_needs_them() -> None:
+    """A slice without endpoints changes no State, and is a new fact."""
+    source, target, other = ListSource(), Asked(), Asked()
+    target.needs_facts = True
+    loop = make_loop([source], target, other)
+    async with running(loop):
+        source.first_list(
+            service(1), Node("me", internal_ips=(b"\x0a\0\0\1",)), Node("far", internal_ips=(b"\x0a\0\0\2",))
+        )
+        await loop.settled()
+        source.put(endpoints(1))
+        await loop.settled()
+    before, after = (given.facts for given in target.given)
+    assert before == ObjectFacts((b"\x0a\0\0\1",), frozenset({b"\x0a\0\0\1", b"\x0a\0\0\2"}), frozenset())
+    assert after == replace(before, services_with_endpoints=frozenset({"default/s1"}))
+    assert target.given[0].state.generation == target.given[1].state.generation
+    loop = make_loop([source := ListSource()], other := Asked())
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 5))
+        await loop.settled()
+    assert [given.facts for given in other.given] == [None]
 
 
 async def test_other_options_hold_from_the_next_pass_on() -> None:

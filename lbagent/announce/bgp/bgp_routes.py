@@ -1,4 +1,4 @@
-"""The announcer's door to BGP: takes routes at once, and brings them to BIRD in a task of its own."""
+"""The announcer's interface to BGP: takes routes at once, and hands them to BIRD in a task of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from lbagent.announce.bgp.speaker import BgpSpeaker
 from lbagent.pools.announcement import BgpSettings
 
-LOOK_S = 1.0  # the section and the labels change without a word
+SETTINGS_POLL_INTERVAL_S = 1.0  # no event reports a change of the section or the labels
 
 
 class BgpSection(NamedTuple):
@@ -21,7 +21,7 @@ class BgpSection(NamedTuple):
 
 
 class BgpRoutes:
-    """Implements announcer_view.RouteAnnouncer. `section` gives None while the node's labels are not known."""
+    """Implements announcer.RouteAnnouncer. `section` gives None while the node's labels are not known."""
 
     def __init__(self, speaker: BgpSpeaker, section: Callable[[], BgpSection | None]) -> None:
         self._speaker, self._section = speaker, section
@@ -34,7 +34,7 @@ class BgpRoutes:
         self._wake.set()
 
     def refusal(self) -> str:
-        """Return why no router is told of the routes, '' when one is."""
+        """Return why no router gets the routes, '' when one does."""
         return self._speaker.refusal()
 
     def faults(self) -> list[tuple[str, str]]:
@@ -42,14 +42,14 @@ class BgpRoutes:
         return self._speaker.faults()
 
     async def run(self) -> None:
-        """Bring to BIRD what is wanted, until cancelled; BIRD goes on."""
+        """Hand the routes to BIRD until cancelled; BIRD keeps running."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._speaker.run())
             section: BgpSection | None = None
             routes: frozenset[bytes] | None = None
             while True:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), LOOK_S)
+                    await asyncio.wait_for(self._wake.wait(), SETTINGS_POLL_INTERVAL_S)
                 self._wake.clear()
                 now = self._section()
                 if now is None:

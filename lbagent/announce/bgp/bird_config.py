@@ -2,7 +2,7 @@
 
 BIRD 2 exports exactly these routes and imports nothing: there is no `protocol kernel`, so nothing on the node changes.
 Whatever comes from a file or an API stands in the text as a number, as an address, or between quotation marks; what
-cannot is refused. BIRD knows no escape inside a string.
+cannot is refused. BIRD has no escape inside a string.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def bird_config(
     sessions: Iterable[PeerSession],
     routes: Collection[bytes],
 ) -> str:
-    """Return bird.conf. Raises ConfigError for a password or a path that BIRD's language cannot say."""
+    """Return bird.conf. Raises ConfigError for a password or a path that BIRD's language cannot express."""
     sessions = list(sessions)
     logs = " ".join((quoted(log_file, "the log file"), str(LOG_BYTES), quoted(f"{log_file}.1", "the log file")))
     lines = [
@@ -111,7 +111,7 @@ def _session(settings: BgpSettings, session: PeerSession) -> Iterator[str]:
     yield f"  local{local} port {_number(settings.port)} as {_number(settings.local_asn)};"
     yield f"  neighbor {_ip(peer.address, family)} port {_number(peer.port)} as {_number(peer.asn)};"
     yield f"  {f'multihop {_number(peer.multihop)}' if far else 'direct'};"
-    yield "  debug { states };"  # the log then says since when an error is over
+    yield "  debug { states };"  # the log then has the time at which an error ended
     yield f"  hold time {_number(round(peer.hold_time_s))};"
     yield f"  {TIMES}"
     yield f"  graceful restart {'on' if settings.graceful_restart else 'off'};"
@@ -145,7 +145,7 @@ def _next_hop(session: PeerSession, family: Family) -> str | None:
 
 
 def unreachable_families(session: PeerSession) -> set[Family]:
-    """Return the families whose routes a peer cannot be told."""
+    """Return the families whose routes cannot be announced to a peer."""
     return {family for family in Family if _next_hop(session, family) is None}
 
 

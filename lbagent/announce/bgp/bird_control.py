@@ -47,7 +47,7 @@ class Line(Struct, frozen=True):
 
 
 class Protocol(Struct, frozen=True):
-    """One protocol as `show protocols all` tells it. `state` is BGP's (RFC 4271 8.2.2) in small letters, else BIRD's own."""
+    """One protocol as `show protocols all` prints it. `state` is BGP's (RFC 4271 8.2.2) in small letters, else BIRD's own."""
 
     name: str
     kind: str
@@ -85,7 +85,7 @@ class BirdControl:
         await self.ask(f"configure {quoted(path, 'the path of the configuration')}")
 
     async def enable(self, name: str) -> None:
-        """Let a protocol begin anew that BIRD has given up, by its name. Raises BirdRefused, BirdUnreachable."""
+        """Restart a protocol that BIRD has given up, by its name. Raises BirdRefused, BirdUnreachable."""
         await self.ask(f"enable {quoted(name, 'the name')}")
 
     async def shut_down(self) -> None:
@@ -106,7 +106,7 @@ class BirdControl:
     def listener_pid(self) -> int:
         """Return the process that listens on the socket, which need not answer; 0 for one of another pid namespace.
 
-        The kernel says it (SO_PEERCRED, unix(7)), no file. Raises BirdUnreachable when none listens, BirdHangs.
+        From the kernel (SO_PEERCRED, unix(7)), not from a file. Raises BirdUnreachable when none listens, BirdHangs.
         """
         with self._connect() as sock:
             found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -154,7 +154,7 @@ async def _read_answer(reader: asyncio.StreamReader) -> list[Line]:
         if not data.endswith(b"\n") or size > MAX_ANSWER_BYTES:
             raise BirdUnreachable("BIRD's answer broke off" if not data.endswith(b"\n") else "BIRD's answer has no end")
         text = data.decode(errors="replace").rstrip("\r\n")
-        if text.startswith("+"):  # what its log says meanwhile
+        if text.startswith("+"):  # lines of its log in between
             continue
         match = _LINE.match(text)
         if match is None:
@@ -183,7 +183,7 @@ def parse_protocols(lines: Sequence[Line]) -> dict[str, Protocol]:
 
 
 def _protocol(row: Protocol, details: Sequence[str]) -> Protocol:
-    """Return a row with what its details say."""
+    """Return a row with its details."""
     state, error, exported = row.state, "", 0
     for text in details:
         key, _, value = text.strip().partition(":")

@@ -1,7 +1,7 @@
 """BIRD's process: found, started apart from the agent, found again by the next agent, ended.
 
 It outlives the agent: a peer with BFD takes the routes of a BIRD that ends, also where graceful restart is agreed on. It
-belongs to the agent whose state directory it has: the folder is root's alone (0700), and the kernel says which process
+belongs to the agent whose state directory it has: the folder is root's alone (0700), and the kernel reports which process
 listens on the socket in it.
 """
 
@@ -25,17 +25,17 @@ PROGRAM, PACKAGE = "bird", "bird2"
 FURTHER_FOLDERS = "/usr/sbin:/usr/local/sbin"  # where a unit's PATH may not look
 MAX_SOCKET_BYTES = 107  # unix(7)
 START_S = 10.0  # until a new process answers
-END_S = 5.0  # until one that was asked to end is killed
+END_S = 5.0  # until a BIRD that does not end is killed
 STEP_S = 0.05
 SAID_BYTES = 2000
 
 
 class NoBird(LbError):
-    """BIRD is not installed, or does not start; says what to do."""
+    """BIRD is not installed, or does not start; the text has the remedy."""
 
 
 class BirdProcess:
-    """The BIRD of one state directory. What raises OSError of the folder is told as ConfigError."""
+    """The BIRD of one state directory. An OSError of the folder is raised as ConfigError."""
 
     def __init__(self, folder: str) -> None:
         self.folder = os.path.abspath(folder)
@@ -82,7 +82,7 @@ class BirdProcess:
             os.unlink(self.draft)
 
     def forget(self) -> None:
-        """Remove the configuration: a next start begins anew, without a recovery."""
+        """Remove the configuration: the next start begins without a recovery."""
         with contextlib.suppress(OSError):
             os.unlink(self.config)
 
@@ -109,7 +109,7 @@ class BirdProcess:
     async def start(self, *, recover: bool) -> None:
         """Start BIRD with the configuration kept; return when it answers. Raises NoBird, ConfigError.
 
-        With `recover` it tells its peers that their routes to this node hold until it has announced again (RFC 4724).
+        With `recover` its peers keep their routes to this node until it has announced them again (RFC 4724).
         """
         self._child = self._popen(find_program(), recover=recover)
         await self._answers(self._child)
@@ -146,7 +146,7 @@ class BirdProcess:
             return ""
 
     async def end(self) -> bool:
-        """End the BIRD of this folder, if there is one; say whether there was one. Its peers withdraw its routes at once."""
+        """End the BIRD of this folder, if there is one; return whether there was one. Its peers withdraw its routes at once."""
         if not self.is_running():
             return False
         with contextlib.suppress(BirdUnreachable, BirdRefused):

@@ -14,7 +14,7 @@ from lbagent.announce.bgp.bird_config import PeerSession
 from lbagent.announce.bgp.bird_control import Protocol
 
 RECENT = timedelta(minutes=10)  # routers wait up to 5 minutes between two tries
-LOG_BYTES = 64 << 10  # the end of the log that is looked at
+LOG_BYTES = 64 << 10  # of the end of the log that is read
 # `2026-11-23 01:49:09.981 <RMT> peer_0a010001: Error: Bad peer AS: 64513`
 _LOG_LINE = re.compile(r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?) <(?P<class>\w+)> (?P<text>.*)")
 _BAD_PEER_AS = re.compile(r"Bad peer AS: (\d+)")
@@ -39,7 +39,7 @@ def is_given_up(found: Protocol | None) -> bool:
 
 
 def _socket_words(session: PeerSession, error: str) -> str:
-    """Return words for what the kernel or BFD said; '' for other errors."""
+    """Return words for an error of the kernel or of BFD; '' for other errors."""
     if "No listening socket" in error:
         return "the TCP port of this node (`port`) is taken; another BGP daemon runs here, as `ss -tlnp` shows"
     if "Connection refused" in error:
@@ -69,7 +69,7 @@ def _is_hang_up(error: str) -> bool:
 
 
 def _protocol_words(session: PeerSession, error: str) -> str:
-    """Return words for what one side said in BGP's own messages (NOTIFICATION, RFC 4271 6); '' for other errors."""
+    """Return words for an error in BGP's own messages (NOTIFICATION, RFC 4271 6); '' for other errors."""
     peer = session.peer
     if match := _BAD_PEER_AS.search(error):
         return f"wrong ASN: it says {match[1]}, the pools file {peer.asn}"
@@ -84,7 +84,7 @@ def _protocol_words(session: PeerSession, error: str) -> str:
 
 
 def recent_errors(name: str, log: Iterable[str], now: datetime) -> list[str]:
-    """Return what the log says of a session since it began anew, at most RECENT ago; oldest first."""
+    """Return the lines of the log about a session since its restart, at most RECENT ago; oldest first."""
     found: list[str] = []
     for line in log:
         match = _LOG_LINE.fullmatch(line.rstrip())

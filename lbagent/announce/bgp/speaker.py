@@ -1,6 +1,6 @@
 """Announces VIPs by BGP: BIRD's configuration follows the routes that are wanted, BIRD is kept running, sessions are watched.
 
-Nothing is written before the first `set_routes`: until then a BIRD that an earlier agent left goes on with what it has.
+Nothing is written before the first `set_routes`: until then a BIRD that an earlier agent left keeps its routes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lbagent.announce.bgp.bird_control import BirdRefused, Protocol
 from lbagent.announce.bgp.bird_process import BirdProcess
 from lbagent.announce.bgp.node_addresses import choose_router_id
 from lbagent.announce.bgp.peer_sessions import PeerSessions
-from lbagent.api.bgp_peers import BgpPeerRow
+from lbagent.api.types import BgpPeerRow
 from lbagent.errors import ConfigError, LbError
 from lbagent.model.address import format_ip
 from lbagent.model.family import Family
@@ -29,10 +29,10 @@ from lbagent.sync.backoff import delays
 log = logging.getLogger(__name__)
 FOLDER = "bird"  # below the agent's state directory
 CHECK_S = 1.0  # how often it is seen whether BIRD runs
-CHECKS_A_LOOK = 3  # sessions that are up and password files are looked at each so many checks
+CHECKS_A_LOOK = 3  # sessions that are up, and password files, are read each so many checks
 UNANSWERED = 3  # looks without an answer, then BIRD is killed and started again
 STEADY_S = 60.0  # a BIRD that ran for so long is started again at once
-SETTLE_S = 10.0  # a session that is down for less is no problem yet
+SESSION_GRACE_S = 10.0  # a session that is down for less is no problem yet
 
 
 class BgpSpeaker:
@@ -73,7 +73,7 @@ class BgpSpeaker:
         await self._apply()
 
     async def stop(self, *, keep: bool = True) -> None:
-        """Stop; with `keep` BIRD goes on announcing what it has, for the next agent, else it takes leave of its peers."""
+        """Stop; with `keep` BIRD keeps announcing its routes, for the next agent, else it closes its sessions."""
         self._settings = None
         async with self._busy:
             if not keep:
@@ -86,12 +86,12 @@ class BgpSpeaker:
     def faults(self) -> list[tuple[str, str]]:
         """Return the same with what each is about: BIRD, or a peer."""
         now = asyncio.get_running_loop().time()
-        down = {f"BGP peer {peer}": why for peer, (since, why) in self._down.items() if now - since >= SETTLE_S}
+        down = {f"BGP peer {peer}": why for peer, (since, why) in self._down.items() if now - since >= SESSION_GRACE_S}
         out = [("BGP", "; ".join(self._problems))] if self._problems else []
         return [*out, *((peer, f"{peer}: {why}") for peer, why in down.items())]
 
     def refusal(self) -> str:
-        """Return why no router is told of the routes, '' when one is."""
+        """Return why no router gets the routes, '' when one does."""
         if any(self.sessions_up.values()):
             return ""
         down = "no BGP session is established; see `lbagent bgp peers`"
@@ -102,7 +102,7 @@ class BgpSpeaker:
         return self._rows(*await self._look())
 
     async def run(self) -> None:
-        """Keep BIRD running and look at its sessions, for ever."""
+        """Keep BIRD running and poll its sessions, until cancelled."""
         unanswered = checks = 0
         while True:
             await asyncio.sleep(CHECK_S)
@@ -126,7 +126,7 @@ class BgpSpeaker:
     # --- the configuration ---
 
     async def _apply(self) -> None:
-        """Make it so, as far as it goes; what fails is said once."""
+        """Apply the settings; log a failure once."""
         async with self._busy:
             if self._settings is None or self._routes is None:
                 return
@@ -174,7 +174,7 @@ class BgpSpeaker:
         self._in_force, self._refused = text, ""
 
     async def _start(self, text: str, *, recover: bool) -> None:
-        """Start BIRD; after a failure not before a pause is over. With `recover` it goes on where one ended without leave."""
+        """Start BIRD; after a failure not before a pause is over. `recover`: after one that left its sessions open."""
         now = asyncio.get_running_loop().time()
         if now < self._start_at:
             raise ConfigError(self._start_failure)
@@ -200,7 +200,7 @@ class BgpSpeaker:
     _refusal = _start_failure = ""
 
     def _left_out(self, routes: Collection[bytes]) -> list[str]:
-        """Return which routes which peer is not told, one sentence each."""
+        """Return the routes that a peer does not get, one sentence each."""
         families = {Family.of(each) for each in routes}
         return [
             f"BGP peer {format_ip(session.peer.address)}: {family.name.replace('IPV', 'IPv')} VIPs are not announced to it:"
@@ -223,7 +223,7 @@ class BgpSpeaker:
         return found, bfd
 
     async def _try_again(self, found: Mapping[str, Protocol]) -> None:
-        """Begin the sessions anew that BIRD has given up."""
+        """Restart the sessions that BIRD has given up."""
         for session in self._sessions:
             if session_faults.is_given_up(found.get(session.name)):
                 with contextlib.suppress(LbError):
@@ -257,7 +257,7 @@ class BgpSpeaker:
             return []
 
     def _note(self, rows: Sequence[BgpPeerRow]) -> None:
-        """Log each session that changed, and keep what metrics and `problems` tell."""
+        """Log each session that changed, and keep the values for metrics and `problems`."""
         now = asyncio.get_running_loop().time()
         before, self.sessions_up = self.sessions_up, {row.address: row.state == "established" for row in rows}
         for row in rows:
@@ -273,7 +273,7 @@ class BgpSpeaker:
 
 
 async def end_left_bird(state_dir: str) -> bool:
-    """End the BIRD that an agent with this state directory has left, if there is one; say whether there was one."""
+    """End the BIRD that an agent with this state directory has left, if there is one; return whether there was one."""
     bird = BirdProcess(os.path.join(state_dir, FOLDER))
     ended = await bird.end()
     bird.forget()

@@ -1,6 +1,6 @@
 """Which node led for an address before this one: it has the flows of the connections that were open then. Pure.
 
-The programs send segments of connections that they do not know on to it (bpf/include/forward/former_leader.h). It is the node
+The programs forward segments of unknown connections to it (bpf/include/forward/former_leader.h). It is the node
 that answered the probes last, so it runs, though its agent may not; one that died answers none, and nothing is sent to it.
 """
 
@@ -8,45 +8,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-HEARD_S = (
-    3.0  # between its last answer and the beginning of this node: two rounds of probes, and the writing of a Lease
+MAX_SIGHTING_AGE_S = (
+    3.0  # between its last answer and this node's start: two rounds of probes, and the write of a Lease
 )
-Place = tuple[int, bytes]  # ifindex, address
+DeviceAddress = tuple[int, bytes]  # ifindex, address
 
 
 class FormerLeaders:
     """The MAC address of the former leader by device and address; `now` is seconds of one steady clock."""
 
     def __init__(self) -> None:
-        self._heard: dict[Place, tuple[bytes, float]] = {}
-        self._former: dict[Place, tuple[bytes, float]] = {}  # with the time until which it need not be known to live
+        self._seen: dict[DeviceAddress, tuple[bytes, float]] = {}
+        self._former: dict[DeviceAddress, tuple[bytes, float]] = {}  # with the time until which it counts as alive
 
-    def take_over(self, places: Mapping[Place, bytes], until: float) -> None:
+    def take_over(self, places: Mapping[DeviceAddress, bytes], until: float) -> None:
         """Take what an earlier agent wrote."""
         self._former = {place: (mac, until) for place, mac in places.items()}
 
-    def heard(self, place: Place, mac: bytes, now: float) -> None:
-        """Take that another node answers for an address that this one is about to lead for."""
-        self._heard[place] = (mac, now)
+    def seen(self, place: DeviceAddress, mac: bytes, now: float) -> None:
+        """Take that another node answers for an address that this one is about to announce."""
+        self._seen[place] = (mac, now)
 
-    def began(self, address: bytes, now: float, grace_s: float) -> None:
+    def start(self, address: bytes, now: float, grace_s: float) -> None:
         """Take that this node leads for an address from now on."""
-        heard = {place: found for place, found in self._heard.items() if place[1] == address}
-        self.ended(address)
-        for place, (mac, at) in heard.items():
-            if now - at <= HEARD_S:
+        seen = {place: found for place, found in self._seen.items() if place[1] == address}
+        self.end(address)
+        for place, (mac, at) in seen.items():
+            if now - at <= MAX_SIGHTING_AGE_S:
                 self._former[place] = (mac, now + grace_s)
 
-    def ended(self, address: bytes) -> None:
+    def end(self, address: bytes) -> None:
         """Take that this node does not lead for an address any more."""
-        for known in (self._heard, self._former):
+        for known in (self._seen, self._former):
             for place in [place for place in known if place[1] == address]:
                 del known[place]
 
     def wanted(
-        self, answers: Collection[Place], now: float, grace_s: float, lives: Callable[[bytes], bool]
-    ) -> dict[Place, bytes]:
-        """Return what the programs are to know while they answer for `answers`.
+        self, answers: Collection[DeviceAddress], now: float, grace_s: float, lives: Callable[[bytes], bool]
+    ) -> dict[DeviceAddress, bytes]:
+        """Return what the programs need while they answer for `answers`.
 
         `lives`: whether the Lease of the node with a MAC address does; one whose Lease ran out is kept for `grace_s`.
         """

@@ -19,19 +19,19 @@ from ipaddress import ip_address
 
 import msgspec
 
+from lbagent.announce.l2.reach import is_within
+from lbagent.announce.l2.vip_machine import is_overdue
 from lbagent.announce.leader.node_lives import NodeLives
 from lbagent.announce.leader.rendezvous import preferred_node
-from lbagent.announce.reach import is_within
-from lbagent.announce.vip_machine import is_overdue
 from lbagent.errors import LbError
+from lbagent.kube.kube_client import ApiError, KubeClient
+from lbagent.kube.kube_settings import KubeTiming
+from lbagent.kube.leases import Lease, LeaseCache, Leases, LeaseSpec, lease_of
+from lbagent.kube.object_cache import Draft, metadata_of
+from lbagent.kube.reflector import Reflector
+from lbagent.kube.resources import Resource
 from lbagent.model.address import format_ip, parse_ip
 from lbagent.objects.records import ObjectChange
-from lbagent.sources.kube.kube_client import ApiError, KubeClient
-from lbagent.sources.kube.kube_settings import KubeTiming
-from lbagent.sources.kube.leases import Lease, LeaseCache, Leases, LeaseSpec, lease_of
-from lbagent.sources.kube.object_cache import Draft, metadata_of
-from lbagent.sources.kube.reflector import Reflector
-from lbagent.sources.kube.resources import Resource
 
 log = logging.getLogger(__name__)
 NAMESPACE = "kube-system"
@@ -41,7 +41,7 @@ WITHHELD = "lbagent.io/withheld-addresses"  # the same: those that its programs 
 ANOTHER_NODE = "another node"
 NODE_PREFIX, VIP_PREFIX = "lbagent-node-", "lbagent-vip-"
 RENEW_PARTS = 0.5  # of the duration, between two renewals: with 2 s one write a second and node
-RETRY_S = 0.3
+LEASE_RETRY_DELAY_S = 0.3
 MAX_WITHHELD = 4096  # addresses in an annotation: 164 kB of the 256 kB that an object may have
 FORGET_NODE_S = 600.0  # a node's Lease that has run out for so long is deleted
 
@@ -98,7 +98,7 @@ class LeaseElection:
         return self._lives.dead_s(node, now)
 
     def state(self, now: float) -> tuple[object, ...]:
-        """Return what all addresses have in common; another one: each has to be decided about anew."""
+        """Return the inputs that all addresses share; when they change, every address is decided again."""
         return self.is_fresh(now), self._lives.state(now, is_overdue), self._changes
 
     def next_end(self, now: float, before_s: float) -> float:
@@ -111,7 +111,7 @@ class LeaseElection:
 
     def nodes_reaching(self, address: bytes, now: float) -> frozenset[str]:
         """Return the live nodes that reach the network of an address, and do not withhold it."""
-        if now != self._alive_at:  # all addresses are asked about in one moment
+        if now != self._alive_at:  # all addresses are decided at one moment
             self._alive_at, alive = now, frozenset(self._lives.alive(now))
             if alive != self._alive:
                 self._alive = alive
@@ -128,7 +128,7 @@ class LeaseElection:
         )
 
     def node_of(self, mac: bytes) -> str:
-        """Return the other node that has a MAC address, '' for a stranger's; before the Leases were read any host may be a node."""
+        """Return the other node that has a MAC address, '' for a foreign host's; until the Leases are read any host may be one."""
         return self._nodes_by_mac.get(mac, "" if self._annotations else ANOTHER_NODE)
 
     def is_alive(self, mac: bytes, now: float) -> bool:
@@ -176,7 +176,7 @@ class LeaseElection:
                     raw = await self._leases.replace(lease, spec, silence_s=self.duration_s)
             self._absorb(raw)
         except (LbError, TimeoutError) as error:
-            self._say(error)
+            self._log_failure(error)
             return False
         return True
 
@@ -207,7 +207,7 @@ class LeaseElection:
         return name.startswith(VIP_PREFIX) and bool(lease) and self.dead_s(_holder(lease), now) >= grace_s
 
     def _absorb(self, raw: bytes) -> None:
-        """Take what the server answered: the watch tells of it later."""
+        """Take the server's answer; the watch brings it later."""
         change = self._cache.put(raw, metadata_of(raw))
         if change is not None:
             self._take([change])
@@ -229,7 +229,7 @@ class LeaseElection:
             began = self._clock()
             self._publish.clear()
             done = await self._renew_once()
-            pause_s = self.duration_s * RENEW_PARTS - (self._clock() - began) if done else RETRY_S
+            pause_s = self.duration_s * RENEW_PARTS - (self._clock() - began) if done else LEASE_RETRY_DELAY_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.05, pause_s)):
                     await self._publish.wait()
@@ -241,7 +241,7 @@ class LeaseElection:
                 await self._write_own()
         except (LbError, TimeoutError) as error:
             self._own = None
-            self._say(error)
+            self._log_failure(error)
             return False
         if self._failure:
             log.info("Leases are written again")
@@ -265,14 +265,14 @@ class LeaseElection:
         if published is self._published:
             self._is_written.set()
 
-    def _say(self, error: BaseException) -> None:
+    def _log_failure(self, error: BaseException) -> None:
         text = str(error) or "no answer in time"
         is_race = isinstance(error, ApiError) and error.status == HTTPStatus.CONFLICT
         if not is_race and text != self._failure:
             log.warning("a Lease cannot be written; what is announced stays announced", extra={"error": text})
             self._failure = text
 
-    # --- what the server says ---
+    # --- changes from the server ---
 
     def _take_list(self, reflector: Reflector, draft: Draft) -> None:
         self._take(reflector.cache.accept(draft))

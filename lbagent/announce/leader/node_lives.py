@@ -13,7 +13,7 @@ from msgspec import Struct
 
 
 class _Life(Struct):
-    renewed: str  # the Lease's own word, only compared
+    renewed: str  # the Lease's own time, only compared
     duration_s: float
     seen_at: float
 
@@ -27,7 +27,7 @@ class NodeLives:
         self._fresh_since = float("inf")
 
     def see(self, node: str, renewed: str, duration_s: float, now: float) -> None:
-        """Take what a node's Lease says now."""
+        """Take the current Lease of a node."""
         life = self._lives.get(node)
         if life is not None and life.renewed == renewed:
             return
@@ -40,7 +40,7 @@ class NodeLives:
         self._lives.pop(node, None)
 
     def is_fresh(self, now: float) -> bool:
-        """Return whether the own Lease is seen to change: the server answers, and tells of changes."""
+        """Return whether the own Lease is seen to change: the server answers and sends changes."""
         own = self._lives.get(self._own)
         return own is not None and now - own.seen_at < own.duration_s
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 
 def preferred_node(address: bytes, nodes: Collection[str]) -> str:
-    """Return the node that leads among those that may; '' where there is none. Each node that knows the same nodes agrees."""
+    """Return the node that leads among those that may; '' where there is none. Nodes with the same list agree."""
     return max(nodes, key=lambda node: (_score(address, node), node), default="")
 
 

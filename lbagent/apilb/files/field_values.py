@@ -1,4 +1,4 @@
-"""What single fields of a pool file may say (pure). Each check raises ValueError with one sentence.
+"""The allowed values of single fields of a pool file (pure). Each check raises ValueError with one sentence.
 
 Nothing that passes can end a word or a line of haproxy.cfg: no blanks, quotes, backslashes, `#`, `$` or control characters.
 """
@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from lbagent.model.address import parse_port
-from lbagent.wrong_value import shown
+from lbagent.value_errors import shown
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}", re.ASCII)  # Docker's rule for names of containers
 _HOST = re.compile(
@@ -28,7 +28,7 @@ _MAX_HOST = 253  # RFC 1035 2.3.4
 
 
 class HostPort(NamedTuple):
-    """A host, without brackets, and its port; 0 where none is said."""
+    """A host, without brackets, and its port; 0 for none."""
 
     host: str
     port: int
@@ -57,7 +57,7 @@ def parse_bind(text: str) -> HostPort:
     found = _split(f"*{text}" if text.startswith(":") else text)
     if found is None or not found.port or not (found.host == "*" or _is_host(found.host)):
         raise ValueError(f"{shown(text)} is no ADDRESS:PORT")
-    return found._replace(host="0.0.0.0") if found.host == "*" else found  # noqa: S104 - the operator asks for it
+    return found._replace(host="0.0.0.0") if found.host == "*" else found  # noqa: S104 - the operator sets it
 
 
 def check_address(text: str) -> None:
@@ -103,7 +103,7 @@ def check_docker_host(text: str) -> None:
 
 
 def check_url_path(text: str) -> None:
-    """Check what is asked for in a health check."""
+    """Check the path of a health check."""
     if not _URL_PATH.fullmatch(text):
         raise ValueError(f"{shown(text)} is no path like /healthz")
 

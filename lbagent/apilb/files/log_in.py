@@ -6,26 +6,28 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from lbagent.apilb.files.pool_settings import SshSettings, said
+from lbagent.apilb.files.pool_settings import SshSettings, explicit_values
 from lbagent.apilb.instance import Instance, SshAccess
-from lbagent.apilb.plan_records import KnownInstance
+from lbagent.apilb.plan_records import RecordedInstance
 
 _LOG_IN = ("password", "private_key", "private_key_file")
 
 
-def with_log_in(known: KnownInstance, instances: Iterable[Instance], pools: Mapping[str, SshSettings]) -> KnownInstance:
-    """Return a known instance that can be reached: as an instance on the same host is, else with what its pool says."""
-    if known.ssh is None:
-        return known
-    same_host = [each for each in instances if each.ssh and is_same_host(each.ssh, known.ssh)]
-    same_host.sort(key=lambda each: each.pool != known.pool)
+def with_log_in(
+    recorded: RecordedInstance, instances: Iterable[Instance], pools: Mapping[str, SshSettings]
+) -> RecordedInstance:
+    """Return a recorded instance with access to its host: that of an instance on the same host, else its pool's."""
+    if recorded.ssh is None:
+        return recorded
+    same_host = [each for each in instances if each.ssh and is_same_host(each.ssh, recorded.ssh)]
+    same_host.sort(key=lambda each: each.pool != recorded.pool)
     if same_host:
-        return replace(known, ssh=same_host[0].ssh)
-    settings = said(pools[known.pool]) if known.pool in pools else {}
+        return replace(recorded, ssh=same_host[0].ssh)
+    settings = explicit_values(pools[recorded.pool]) if recorded.pool in pools else {}
     settings.pop("address", None)
-    if any(getattr(known.ssh, key) for key in _LOG_IN):  # the seed's state has them, ours a key's file
+    if any(getattr(recorded.ssh, key) for key in _LOG_IN):  # the seed's state has them, ours a key's file
         settings = {key: value for key, value in settings.items() if key not in _LOG_IN}
-    return replace(known, ssh=replace(known.ssh, **settings))
+    return replace(recorded, ssh=replace(recorded.ssh, **settings))
 
 
 def is_same_host(ssh: SshAccess, other: SshAccess) -> bool:

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lbagent.errors import ConfigError
-from lbagent.objects.field_path import FieldPath, path_text
-from lbagent.objects.records import Message
-from lbagent.sources.manifest import yamldoc
-from lbagent.sources.manifest.read_text import MAX_BYTES, UnreadableManifest, decode_text, read_text
-from lbagent.sources.manifest.yamldoc import Lines, YamlError
-from lbagent.wrong_value import wrong_type
+from lbagent.model.message import Message
+from lbagent.textfile import yamldoc
+from lbagent.textfile.field_path import FieldPath, path_text
+from lbagent.textfile.read_text import MAX_BYTES, UnreadableManifest, decode_text, read_text
+from lbagent.textfile.yamldoc import Lines, YamlError
+from lbagent.value_errors import wrong_type
 
 STDIN, STDIN_NAME = "-", "stdin"
 _ONE_LINE = Lines(1, {})

@@ -1,4 +1,4 @@
-"""Read pool files: what each instance is after inheritance and defaults, what the state knows, and every fault at once.
+"""Reads pool files: the instances after inheritance and defaults, the recorded ones of the state, and all faults at once.
 
 Source: flexkube's apiloadbalancer (behaviour and texts of its faults); --strict, --mode and the faults of values are ours.
 """
@@ -17,15 +17,15 @@ from lbagent.apilb.files.pool_reader import DEFAULT_POOL, PoolReader
 from lbagent.apilb.files.section import Section
 from lbagent.apilb.files.state_file import Deployed, read_state
 from lbagent.apilb.instance import Instance, Mode
-from lbagent.objects.records import Message
+from lbagent.model.message import Message
 
 POOLS, STATE = "apiLoadBalancerPools", "state"
 
 
 class PoolFiles(Struct, frozen=True, kw_only=True):
-    """What pool files say."""
+    """The contents of pool files."""
 
-    pools: tuple[str, ...] = ()  # names, in the order of the files; those that only the state knows are not here
+    pools: tuple[str, ...] = ()  # names, in the order of the files; those that are only in the state are not here
     instances: tuple[Instance, ...] = ()
     deployed: Deployed = Deployed()
     warnings: tuple[Message, ...] = ()
@@ -44,7 +44,7 @@ def read_pool_files(
     """Read files that are one document together, `-` for stdin. Raises PoolFaults, a ConfigError.
 
     What is deployed is read from `state_path` where that file is there, else from the document. `strict` makes faults of
-    unknown keys; `mode` beats what files say; without SSH_AUTH_SOCK in `environ` ssh needs a password or a key. Of `paths` only
+    unknown keys; `mode` overrides the files; without SSH_AUTH_SOCK in `environ` ssh needs a password or a key. Of `paths` only
     regular files are read, unless `any_file`.
     """
     document = PoolDocument()
@@ -54,13 +54,6 @@ def read_pool_files(
     if state_path and os.path.lexists(state_path) and not any(same_file(each, state_path) for each in paths):
         state.add(state_path)
     return _read(document, state, strict=strict, mode=mode, environ=environ)
-
-
-def parse_pool_text(text: str, path: str, *, environ: Mapping[str, str] = os.environ) -> PoolFiles:
-    """Read the text of one file; `path` is its name in messages. Raises PoolFaults."""
-    document = PoolDocument()
-    document.add_text(text, path)
-    return _read(document, PoolDocument(), strict=False, mode=None, environ=environ)
 
 
 def default_state_path(paths: Sequence[str]) -> str:
@@ -92,7 +85,7 @@ def _read(
         instances=tuple(reader.instances),
         deployed=replace(
             reader.deployed,
-            known=tuple(with_log_in(each, reader.instances, reader.ssh) for each in reader.deployed.known),
+            recorded=tuple(with_log_in(each, reader.instances, reader.ssh) for each in reader.deployed.recorded),
         ),
         warnings=tuple(in_file_order([*document.warnings, *state.warnings], document.files)),
         one_pool=POOLS not in top and DEFAULT_POOL in names,
@@ -100,7 +93,7 @@ def _read(
 
 
 def _deployed(document: PoolDocument, top: Section, state: PoolDocument) -> Deployed:
-    """Return what is deployed: the state file's word beats that of the other files."""
+    """Return what is deployed: the state file overrides the other files."""
     separate = Section(state, state.values, ())
     newer, given = separate.section(STATE), top.section(STATE)
     separate.note_unknown_keys()
@@ -118,7 +111,7 @@ def _read_pools(reader: PoolReader, top: Section) -> tuple[str, ...]:
             section = pools.section(name) or Section(reader.document, {}, (*pools.at, name))
             reader.pool(name, section)
         return pools.keys()
-    if not set(top.keys()) - {STATE} and (reader.deployed.known or reader.state_is_faulty):
+    if not set(top.keys()) - {STATE} and (reader.deployed.recorded or reader.state_is_faulty):
         return ()  # every pool is gone from the files
     reader.pool(DEFAULT_POOL, top)
     return (DEFAULT_POOL,)

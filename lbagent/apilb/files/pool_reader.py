@@ -13,17 +13,18 @@ from lbagent.apilb.files.pool_document import PoolDocument
 from lbagent.apilb.files.pool_settings import (
     DEFAULT_ON_MARKED_DOWN,
     DEFAULT_PATH,
-    Settings,
+    InheritedSettings,
     SshSettings,
+    explicit_values,
     inherited,
     read_settings,
     read_ssh,
-    said,
 )
 from lbagent.apilb.files.section import Section
 from lbagent.apilb.files.state_file import Deployed, read_state_of_pool
-from lbagent.apilb.instance import DEFAULT_NAME, DIRECT, HealthCheck, Instance, Mode, SshAccess
-from lbagent.objects.field_path import FieldPath, path_text
+from lbagent.apilb.instance import DEFAULT_NAME, DIRECT, Instance, Mode, SshAccess
+from lbagent.probes.probe_spec import ProbeSpec
+from lbagent.textfile.field_path import FieldPath, path_text
 
 DEFAULT_POOL = "default"  # the pool that is the top of a document has no name there
 INSTANCES = "apiLoadBalancers"
@@ -66,16 +67,16 @@ class PoolReader:
             section.note_unknown_keys()
 
     def _read_own_state(self, name: str, section: Section) -> None:
-        """Read the state that stands in a pool of several, where nothing else says what is deployed of it."""
+        """Read the state inside a pool of several, where no other state has it."""
         own = section.section("state") if section.at else None
         if own and not self.deployed.of_pool(name):
-            known = read_state_of_pool(own, name)
-            self.deployed = msgspec.structs.replace(self.deployed, known=(*self.deployed.known, *known))
+            recorded = read_state_of_pool(own, name)
+            self.deployed = msgspec.structs.replace(self.deployed, recorded=(*self.deployed.recorded, *recorded))
 
-    def _instance(self, pool: str, section: Section, pools: Settings, around: Section) -> None:
+    def _instance(self, pool: str, section: Section, pools: InheritedSettings, around: Section) -> None:
         own = read_settings(section)
         settings = msgspec.structs.replace(
-            pools, **said(own) | {"health_check": inherited(own.health_check, pools.health_check)}
+            pools, **explicit_values(own) | {"health_check": inherited(own.health_check, pools.health_check)}
         )
         ssh, direct = self._host(section, pools.ssh)
         section.note_unknown_keys()
@@ -116,7 +117,7 @@ class PoolReader:
             return None
         if not settings.can_log_in and not self._can_ask_agent:
             self.document.fault(at, NO_LOG_IN)
-        return SshAccess(**said(settings))
+        return SshAccess(**explicit_values(settings))
 
     def note_duplicates(self) -> None:
         """Note each name, path and bind that two instances of a host share."""
@@ -138,11 +139,11 @@ def _unique_on_a_host(instance: Instance) -> tuple[tuple[str, str, Hashable], ..
     )
 
 
-def _made(pool: str, settings: Settings, ssh: SshAccess | None, mode: Mode) -> Instance:
-    given: dict[str, Any] = said(settings)
+def _made(pool: str, settings: InheritedSettings, ssh: SshAccess | None, mode: Mode) -> Instance:
+    given: dict[str, Any] = explicit_values(settings)
     name = given.setdefault("name", DEFAULT_NAME)
     given.setdefault("host_config_path", DEFAULT_PATH[mode].format(name=name))
     given.setdefault("on_marked_down", DEFAULT_ON_MARKED_DOWN[mode])
     if settings.health_check:
-        given["health_check"] = HealthCheck(**said(settings.health_check))
+        given["health_check"] = ProbeSpec(**explicit_values(settings.health_check))
     return Instance(**given | {"pool": pool, "ssh": ssh, "mode": mode})

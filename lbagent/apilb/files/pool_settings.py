@@ -1,4 +1,4 @@
-"""What a pool and each of its instances may say alike, how an instance inherits it, and what holds where neither says it."""
+"""The keys that a pool shares with its instances: how an instance inherits them, and their defaults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_CHECKS = 1000
 
 
 class SshSettings(Struct, frozen=True, kw_only=True):
-    """The mapping `ssh`; None: not said. Names as in SshAccess."""
+    """The mapping `ssh`; None: not given. Names as in SshAccess."""
 
     address: str | None = None
     user: str | None = None
@@ -41,7 +41,7 @@ class SshSettings(Struct, frozen=True, kw_only=True):
 
 
 class CheckSettings(Struct, frozen=True, kw_only=True):
-    """The mapping `healthCheck`; None: not said. Names as in HealthCheck."""
+    """The mapping `healthCheck`; None: not given. Names as in ProbeSpec."""
 
     path: str | None = None
     interval: float | None = None
@@ -52,8 +52,8 @@ class CheckSettings(Struct, frozen=True, kw_only=True):
     host: str | None = None
 
 
-class Settings(Struct, frozen=True, kw_only=True):
-    """The keys that a pool and an instance share; None: not said."""
+class InheritedSettings(Struct, frozen=True, kw_only=True):
+    """The keys that a pool and an instance share; None: not given."""
 
     name: str | None = None
     image: str | None = None
@@ -68,22 +68,22 @@ class Settings(Struct, frozen=True, kw_only=True):
     ssh: SshSettings | None = None
 
 
-def said(settings: Struct) -> dict[str, Any]:
-    """Return the fields that are said."""
+def explicit_values(settings: Struct) -> dict[str, Any]:
+    """Return the fields that have a value."""
     return {name: value for name in settings.__struct_fields__ if (value := getattr(settings, name)) is not None}
 
 
 def inherited(own: S | None, pools: S | None) -> S | None:
-    """Return what an instance says, and field by field what its pool says where it is silent."""
+    """Return the values of an instance, and field by field those of its pool where the instance has none."""
     if own is None or pools is None:
         return own or pools
-    return msgspec.structs.replace(pools, **said(own))
+    return msgspec.structs.replace(pools, **explicit_values(own))
 
 
-def read_settings(section: Section) -> Settings:
+def read_settings(section: Section) -> InheritedSettings:
     """Read the keys of a pool or an instance, without its host."""
     check, runtime = section.section("healthCheck"), section.section("runtime")
-    return Settings(
+    return InheritedSettings(
         name=section.text("name", field_values.check_name),
         image=section.text("image", field_values.check_image),
         mode=section.choice("mode", Mode),

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from lbagent.apilb.files.pool_document import PoolDocument
 from lbagent.apilb.instance import Secret
 from lbagent.durations import parse_duration
-from lbagent.objects.field_path import FieldPath
-from lbagent.wrong_value import shown, wrong_type
+from lbagent.textfile.field_path import FieldPath
+from lbagent.value_errors import shown, wrong_type
 
 E = TypeVar("E", bound=StrEnum)
 Check = Callable[[str], object]  # raises ValueError
@@ -157,7 +157,7 @@ class Section:
         return [Section(self._document, each, (*self.at, key, at)) for at, each in enumerate(value)]
 
     def note_unknown_keys(self) -> None:
-        """Warn of each key that was not asked for."""
+        """Warn of each key that was not read."""
         for key in self._values.keys() - self._asked.keys():
             near = get_close_matches(key, list(self._asked), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""

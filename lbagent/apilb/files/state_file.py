@@ -14,10 +14,10 @@ from typing import Any
 import yaml
 from msgspec import Struct
 
-from lbagent.apilb.files.pool_settings import read_ssh, said
+from lbagent.apilb.files.pool_settings import explicit_values, read_ssh
 from lbagent.apilb.files.section import Section
 from lbagent.apilb.instance import DOCKER_HOST, Mode, SshAccess
-from lbagent.apilb.plan_records import KnownInstance
+from lbagent.apilb.plan_records import RecordedInstance
 
 VERSION = 1
 POOLS = "apiLoadBalancerPools"
@@ -25,14 +25,14 @@ _INDEX = re.compile(r"[0-9]+", re.ASCII)  # a key of the seed's
 
 
 class Deployed(Struct, frozen=True, kw_only=True):
-    """What a state says."""
+    """The contents of a state."""
 
-    known: tuple[KnownInstance, ...] = ()
+    recorded: tuple[RecordedInstance, ...] = ()
     others: dict[str, Any] = {}
 
-    def of_pool(self, pool: str) -> tuple[KnownInstance, ...]:
+    def of_pool(self, pool: str) -> tuple[RecordedInstance, ...]:
         """Return the instances of a pool."""
-        return tuple(each for each in self.known if each.pool == pool)
+        return tuple(each for each in self.recorded if each.pool == pool)
 
 
 def read_state(section: Section, default_pool: str) -> Deployed:
@@ -45,16 +45,16 @@ def read_state(section: Section, default_pool: str) -> Deployed:
     pools = section.section(POOLS)
     if pools is None:
         names = [key for key in section.keys() if key != "version" or not is_ours]  # noqa: SIM118 - no mapping
-        return Deployed(known=tuple(_entries(section, names, default_pool, complete=is_ours)))
-    known: list[KnownInstance] = []
+        return Deployed(recorded=tuple(_entries(section, names, default_pool, complete=is_ours)))
+    recorded: list[RecordedInstance] = []
     for name in pools.keys():  # noqa: SIM118
         if pool := pools.section(name):
-            known += _entries(pool, pool.keys(), name, complete=is_ours)
+            recorded += _entries(pool, pool.keys(), name, complete=is_ours)
     others = {key: section.value(key) for key in section.keys() if key not in (POOLS, "version")}  # noqa: SIM118
-    return Deployed(known=tuple(known), others=others)
+    return Deployed(recorded=tuple(recorded), others=others)
 
 
-def read_state_of_pool(section: Section, pool: str) -> tuple[KnownInstance, ...]:
+def read_state_of_pool(section: Section, pool: str) -> tuple[RecordedInstance, ...]:
     """Read the `state` that stands in a pool of several."""
     complete = "version" in section
     section.value("version")
@@ -62,7 +62,7 @@ def read_state_of_pool(section: Section, pool: str) -> tuple[KnownInstance, ...]
     return tuple(_entries(section, names, pool, complete=complete))
 
 
-def _entries(section: Section, keys: Iterable[str], pool: str, *, complete: bool) -> list[KnownInstance]:
+def _entries(section: Section, keys: Iterable[str], pool: str, *, complete: bool) -> list[RecordedInstance]:
     found = []
     for key in keys:
         if not complete and not _INDEX.fullmatch(key):
@@ -71,12 +71,12 @@ def _entries(section: Section, keys: Iterable[str], pool: str, *, complete: bool
         entry = section.section(key) or section
         if entry is section:
             section.fault(key, "it is empty; the entry of an instance is wanted")
-        elif known := _entry(entry, pool):
-            found.append(known)
+        elif recorded := _entry(entry, pool):
+            found.append(recorded)
     return found
 
 
-def _entry(section: Section, pool: str) -> KnownInstance | None:
+def _entry(section: Section, pool: str) -> RecordedInstance | None:
     container = section.section("container")
     config = container.section("config") if container else None
     status = container.section("status") if container else None
@@ -88,7 +88,7 @@ def _entry(section: Section, pool: str) -> KnownInstance | None:
         (config or section).fault("name", "it is missing; the entry of an instance has container.config.name")
         return None
     path = next(iter(files.keys()), "") if files else ""
-    return KnownInstance(
+    return RecordedInstance(
         pool=pool,
         name=name,
         container_id=(status.text("id") if status else None) or "",
@@ -107,7 +107,7 @@ def _access(section: Section) -> SshAccess | None:
     if not settings.address:
         section.fault("address", "address must be set")
         return None
-    return SshAccess(**said(settings))
+    return SshAccess(**explicit_values(settings))
 
 
 def _mounted(config: Section) -> str:
@@ -119,8 +119,8 @@ def _mounted(config: Section) -> str:
 def state_text(deployed: Deployed, *, one_pool: bool) -> str:
     """Return the text of a state file. `one_pool`: the pool is the top of its file, and so is its state."""
     pools: dict[str, dict[str, Any]] = {}
-    names = Counter((each.pool, each.name) for each in deployed.known)
-    for each in deployed.known:
+    names = Counter((each.pool, each.name) for each in deployed.recorded)
+    for each in deployed.recorded:
         key = each.name if names[each.pool, each.name] == 1 else f"{each.name}@{each.host}"
         pools.setdefault(each.pool, {})[key] = _entry_values(each)
     alone: dict[str, Any] = next(iter(pools.values()), {})
@@ -131,17 +131,17 @@ def state_text(deployed: Deployed, *, one_pool: bool) -> str:
     return yaml.dump({"state": state | {"version": VERSION}}, Dumper=_Dumper, sort_keys=False, width=1000)
 
 
-def _entry_values(known: KnownInstance) -> dict[str, Any]:
-    config = {"name": known.name} | ({"image": known.image} if known.mode is Mode.HAPROXY else {})
+def _entry_values(recorded: RecordedInstance) -> dict[str, Any]:
+    config = {"name": recorded.name} | ({"image": recorded.image} if recorded.mode is Mode.HAPROXY else {})
     return {
         "container": {
-            "config": config | {"mounts": [{"source": known.host_config_path}]},
-            "status": {"id": known.container_id, "status": known.status},
-            "runtime": {"docker": {"host": known.docker_host}},
+            "config": config | {"mounts": [{"source": recorded.host_config_path}]},
+            "status": {"id": recorded.container_id, "status": recorded.status},
+            "runtime": {"docker": {"host": recorded.docker_host}},
         },
-        "host": {"ssh": _ssh_values(known.ssh)} if known.ssh else {"direct": {}},
-        "mode": str(known.mode),
-        "configFiles": {known.host_config_path: known.config_text},
+        "host": {"ssh": _ssh_values(recorded.ssh)} if recorded.ssh else {"direct": {}},
+        "mode": str(recorded.mode),
+        "configFiles": {recorded.host_config_path: recorded.config_text},
     }
 
 

@@ -17,7 +17,7 @@ SUFFIX = ".lock"
 def state_locked(state_path: str) -> Iterator[None]:
     """Hold the lock; take it before the state is read. Raises Refused, naming its file and the process that has it.
 
-    Where no file can be made the state cannot be written either, which is said before anything is done: no lock is needed.
+    Where no file can be made the state cannot be written either, which is reported before any step: no lock is needed.
     """
     path = os.path.realpath(state_path) + SUFFIX  # a state that is a link is locked where it is
     handle = _taken(path)

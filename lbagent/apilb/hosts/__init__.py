@@ -1,7 +1,7 @@
-"""Hosts and their container runtimes: what they have, and the steps that let them have what is wanted.
+"""Hosts and their container runtimes: what they have, and the steps that change them. Hosts are reached directly or by ssh.
 
-`observe` and `server_health` look, `carry_out` and `carry_out_all` change. Hosts are reached directly or by ssh (`host.py`);
-a runtime is Docker or podman's service.
+Import the names below: `observe` and `server_health` read, `carry_out` and `carry_out_all` change. A runtime is Docker's or
+podman's service. Which steps are needed is not here (`apilb/instance_plan.py`).
 """
 
 from lbagent.apilb.hosts.container_step import PartlyDone

@@ -23,7 +23,7 @@ from lbagent.errors import ConfigError, HostUnreachable, LbError, NotFound, Refu
 T = TypeVar("T")
 API_VERSION = "1.38"
 ANSWER_S = 15  # until a socket counts as no runtime
-STOP_S = 30  # until a container that was asked to stop is killed (flexkube's)
+STOP_S = 30  # from SIGTERM to SIGKILL (flexkube's)
 WORK_S = STOP_S + 30  # until an answer to a longer request
 PULL_S = 600
 SPARE_S = 5
@@ -33,9 +33,7 @@ PODMAN_HEADER = "Libpod-Api-Version"
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(
-        64, "lbagent-runtime"
-    )  # hosts are asked side by side, and one that hangs keeps its thread
+    return ThreadPoolExecutor(64, "lbagent-runtime")  # hosts are read in parallel, and one that hangs keeps its thread
 
 
 def socket_path(docker_host: str, host: str) -> str:
@@ -49,7 +47,7 @@ def socket_path(docker_host: str, host: str) -> str:
 
 
 class ContainerRuntime:
-    """One runtime. Every call raises HostUnreachable when it does not answer, LbError when it says no."""
+    """One runtime. Every call raises HostUnreachable when it does not answer, LbError when it refuses."""
 
     def __init__(self, host: str, docker_host: str, path: str) -> None:
         """Name it by host and `docker_host`; `path` is the socket here."""
@@ -59,7 +57,7 @@ class ContainerRuntime:
     async def open(self) -> None:
         """Ask who it is: what answers something else is no runtime.
 
-        podman says its version with a ping; its /version runs several programs, which takes a hundred times as long.
+        podman sends its version with a ping; its /version runs several programs, which takes a hundred times as long.
         """
         if await self.call("ping", _is_our_podman, ANSWER_S):
             return
@@ -114,11 +112,11 @@ class ContainerRuntime:
 
     async def pull(self, image: str) -> None:
         """Fetch an image."""
-        said = str(
+        output = str(
             await self.call(image, lambda client: client.pull(full_name(image)), PULL_S)
         )  # without a tag it pulls all
         if not await self.has_image(image):
-            errors = re.findall(r'"error": ?"([^"]+)', said)
+            errors = re.findall(r'"error": ?"([^"]+)', output)
             raise NotFound(f"{self.host}: {image} could not be pulled" + (f": {errors[-1]}" if errors else ""))
 
     async def create(self, spec: ContainerSpec) -> str:
@@ -137,8 +135,8 @@ class ContainerRuntime:
             try:
                 made = client.create_container(spec.image, name=spec.name, labels=labels, host_config=how, **words)
             except docker.errors.APIError as error:
-                said = str(error.explanation or "")
-                if error.status_code == 409 or (error.status_code == 500 and "already in use" in said):
+                output = str(error.explanation or "")
+                if error.status_code == 409 or (error.status_code == 500 and "already in use" in output):
                     raise taken(self.host, spec.name) from None
                 raise
             return str(made["Id"])
@@ -167,7 +165,7 @@ class ContainerRuntime:
         await self.call(name, lambda client: client.restart(container_id, timeout=1), WORK_S)
 
     async def unpause(self, container_id: str, name: str) -> None:
-        """Let a paused container go on."""
+        """Resume a paused container."""
         await self.call(name, lambda client: client.unpause(container_id))
 
     async def reload(self, container_id: str, name: str) -> None:
@@ -188,17 +186,17 @@ class ContainerRuntime:
         await self.call(name, end, WORK_S)
 
     async def execute(self, container_id: str, name: str, argv: list[str]) -> tuple[int, str]:
-        """Run a command in a running container; return its exit code and what it said."""
+        """Run a command in a running container; return its exit code and output."""
 
         def work(client: Any) -> tuple[int, str]:
             made = client.exec_create(container_id, argv)
-            said = bytes(client.exec_start(made["Id"]) or b"").decode(errors="replace")
-            return int(client.exec_inspect(made["Id"]).get("ExitCode") or 0), said
+            output = bytes(client.exec_start(made["Id"]) or b"").decode(errors="replace")
+            return int(client.exec_inspect(made["Id"]).get("ExitCode") or 0), output
 
         return await self.call(name, work, WORK_S)
 
     async def logs(self, container_id: str, name: str, lines: int = LOG_LINES) -> str:
-        """Return the last lines that a container said, each with its time."""
+        """Return the last log lines of a container, each with its time."""
 
         def ask(client: Any) -> str:
             return bytes(client.logs(container_id, timestamps=True, tail=lines)).decode(errors="replace")
@@ -231,8 +229,8 @@ class ContainerRuntime:
         except docker.errors.ImageNotFound:
             raise NotFound(f"{self.host}: {subject}: the image is not there") from None
         except docker.errors.APIError as error:
-            said = " ".join(str(error.explanation or error).split())
-            raise LbError(f"{self.host}: {subject}: {self.docker_host} says {error.status_code}: {said}") from None
+            output = " ".join(str(error.explanation or error).split())
+            raise LbError(f"{self.host}: {subject}: {self.docker_host} says {error.status_code}: {output}") from None
         except requests.exceptions.Timeout:
             raise self._silent(timeout_s) from None
         except (docker.errors.DockerException, requests.exceptions.RequestException, OSError, ValueError):

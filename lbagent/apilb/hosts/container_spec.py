@@ -1,4 +1,4 @@
-"""What a container of HAProxy is made of, and whether one that was found is that (pure).
+"""The specification of an HAProxy container, and whether a container matches it (pure).
 
 Source: flexkube's apiloadbalancer (network host, user 65534, unless-stopped). The folder is mounted in place of the file: one that
 is bind-mounted stays the old one when another takes its name.
@@ -47,13 +47,13 @@ class ContainerSpec(Struct, frozen=True, kw_only=True):
 
 
 def is_ours(found: dict[str, Any], pool: str) -> bool:
-    """Tell whether the label says that a container is this pool's."""
+    """Return whether the label of a container names this pool."""
     labels = found.get("Config", {}).get("Labels") or {}
     return bool(labels.get(POOL_LABEL) == pool)
 
 
 def spec_matches(found: dict[str, Any], spec: ContainerSpec) -> bool:
-    """Tell whether a container (as the API shows it) is what the spec says; its image is apart."""
+    """Return whether a container (as the API shows it) matches the spec; its image is compared elsewhere."""
     config, host = found.get("Config", {}), found.get("HostConfig", {})
     mounts = [(m.get("Type"), m.get("Source"), m.get("Destination"), m.get("RW")) for m in found.get("Mounts") or ()]
     return (

@@ -15,7 +15,7 @@ from lbagent.apilb.hosts.host import Host
 from lbagent.apilb.hosts.host_files import CONTAINER_USER, HostFiles
 from lbagent.apilb.instance import Instance
 from lbagent.apilb.instance_plan import wanted_text
-from lbagent.apilb.plan_records import RUNNING, KnownInstance
+from lbagent.apilb.plan_records import RUNNING, RecordedInstance
 from lbagent.errors import LbError, NotFound
 
 UP_S = 0.6  # as long a container has to stay up until it counts as started
@@ -23,24 +23,26 @@ RELOAD_LOOKS, STEP_S = (
     400,
     0.05,
 )  # until the worker with the new file is there, or HAProxy refused it (2 s for a taken bind)
-LOOKS_A_SIGNAL = 20  # HAProxy drops the signal in its first moments, after it said "Loading success"
+LOOKS_A_SIGNAL = 20  # HAProxy drops the signal in its first moments, after it logged "Loading success"
 SHORT_ID = 12  # characters, as Docker shows ids
 
 
 class PartlyDone(LbError):
-    """Something was made, and then a step failed; `known` is what the state has to say now."""
+    """Something was made, and then a step failed; `recorded` is for the state."""
 
-    def __init__(self, text: str, known: KnownInstance) -> None:
+    def __init__(self, text: str, recorded: RecordedInstance) -> None:
         super().__init__(text)
-        self.known = known
+        self.recorded = recorded
 
 
 class ContainerStep:
-    """Lets a host have one container as wanted; `done` says in words what was changed."""
+    """Makes one container of a host as wanted; `done` lists the changes in words."""
 
-    def __init__(self, host: Host, instance: Instance, known: KnownInstance | None, *, again: bool, pull: bool) -> None:
+    def __init__(
+        self, host: Host, instance: Instance, recorded: RecordedInstance | None, *, again: bool, pull: bool
+    ) -> None:
         """`again`: a container that is there is replaced in any case."""
-        self._host, self._instance, self._known, self._again, self._pull = host, instance, known, again, pull
+        self._host, self._instance, self._recorded, self._again, self._pull = host, instance, recorded, again, pull
         self._text = wanted_text(instance)
         self._spec = ContainerSpec(
             pool=instance.pool, name=instance.name, image=instance.image, host_config_path=instance.host_config_path
@@ -54,7 +56,7 @@ class ContainerStep:
         if found is None or not self._is_as_wanted(found):
             await self._have_image(runtime)
 
-    async def carry_out(self) -> KnownInstance:
+    async def carry_out(self) -> RecordedInstance:
         """Do it, after `prepare`. Raises PartlyDone, LbError."""
         instance = self._instance
         runtime = await self._host.runtime(instance.docker_host)
@@ -89,7 +91,7 @@ class ContainerStep:
 
     async def _found(self, runtime: ContainerRuntime) -> dict[str, Any] | None:
         """Return the container that is to be there, if it is. Raises Refused when another one has its name."""
-        instance, known_id = self._instance, self._known.container_id if self._known else ""
+        instance, known_id = self._instance, self._recorded.container_id if self._recorded else ""
         found = await runtime.inspect(name=instance.name)
         if found is not None and found["Id"] != known_id and not is_ours(found, instance.pool):
             raise taken(self._host.name, instance.name)
@@ -127,13 +129,13 @@ class ContainerStep:
         is_new = await files.read(path) != self._text
         checked = await files.write_draft(path, self._text, CONTAINER_USER) if is_new else path
         argv = ["haproxy", "-c", "-f", self._spec.inside(checked)]
-        code, said = await runtime.execute(container_id, name, argv)
-        is_unseen = bool(code) and misses_file(said, self._spec.inside(checked))
+        code, output = await runtime.execute(container_id, name, argv)
+        is_unseen = bool(code) and misses_file(output, self._spec.inside(checked))
         if is_new:
             draft = checked
             if code and not is_unseen:
                 await files.remove(draft)
-                reason = first_alert(said)
+                reason = first_alert(output)
                 raise LbError(
                     f"{self._host.name}: {name}: HAProxy does not take the new {path}: {reason}; the old one serves on"
                 )
@@ -151,9 +153,9 @@ class ContainerStep:
         path, name = self._instance.host_config_path, self._instance.name
         before = now = await runtime.logs(container_id, name)
         if not last_worker(before):
-            return await runtime.reload(container_id, name)  # lines that are not kept tell nothing
+            return await runtime.reload(container_id, name)  # without kept lines there is nothing to read
         for look in range(RELOAD_LOOKS):
-            if look % LOOKS_A_SIGNAL == 0 and now == before:  # a master that says something has had it
+            if look % LOOKS_A_SIGNAL == 0 and now == before:  # a master that logs anything got it
                 await runtime.reload(container_id, name)
             await asyncio.sleep(STEP_S)
             now = await runtime.logs(container_id, name)
@@ -186,12 +188,12 @@ class ContainerStep:
         if before and after and after["State"]["Status"] == RUNNING and _start_of(before) == _start_of(after):
             return
         name = self._instance.name
-        said = first_alert(await runtime.logs(container_id, name)) if after else "it is gone"
-        raise LbError(f"{self._host.name}: {name}: HAProxy does not stay up: {said}")
+        output = first_alert(await runtime.logs(container_id, name)) if after else "it is gone"
+        raise LbError(f"{self._host.name}: {name}: HAProxy does not stay up: {output}")
 
-    def _result(self, container_id: str, status: str = RUNNING) -> KnownInstance:
+    def _result(self, container_id: str, status: str = RUNNING) -> RecordedInstance:
         instance = self._instance
-        return KnownInstance(
+        return RecordedInstance(
             pool=instance.pool,
             name=instance.name,
             container_id=container_id,

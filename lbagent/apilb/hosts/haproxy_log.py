@@ -1,4 +1,4 @@
-"""What HAProxy's lines say, each with its time before it, as container runtimes keep them (pure).
+"""Parses HAProxy's log lines, each with its time before it, as container runtimes keep them (pure).
 
 HAProxy writes a line when a server goes up or down. A worker begins with every server up; a reload makes a new worker, whose lines
 alone count.
@@ -19,15 +19,15 @@ _CHANGED = re.compile(
 )
 
 
-def last_worker(said: str) -> str:
-    """Return the process id of the worker that was started last; nothing when no line says it."""
-    workers = _FORKED.findall(said)
+def last_worker(log_text: str) -> str:
+    """Return the process id of the worker that was started last; '' without such a line."""
+    workers = _FORKED.findall(log_text)
     return str(workers[-1][1]) if workers else ""
 
 
-def first_alert(said: str) -> str:
-    """Return the first line with which HAProxy says what is wrong; the last one it said where there is none such."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def first_alert(log_text: str) -> str:
+    """Return the text of the first alert of HAProxy; of its last line where there is no alert."""
+    lines = [line.strip() for line in log_text.splitlines() if line.strip()]
     alerts = [line.partition("[ALERT]")[2].partition(":")[2].strip() for line in lines if "[ALERT]" in line]
     return (alerts or lines[-1:] or ["it said nothing"])[0][:300]
 
@@ -38,24 +38,24 @@ def new_lines(before: str, now: str) -> str:
     return "\n".join(line for line in now.splitlines() if line not in known)
 
 
-def refused_reload(said: str) -> bool:
-    """Return whether the master gave up the file that it read; the worker that it has goes on."""
-    return "(1) : Loading failure!" in said
+def refused_reload(log_text: str) -> bool:
+    """Return whether the master gave up the file that it read; its worker keeps running."""
+    return "(1) : Loading failure!" in log_text
 
 
-def misses_file(said: str, path: str) -> bool:
+def misses_file(log_text: str, path: str) -> bool:
     """Return whether HAProxy ended because its configuration file is not there."""
-    return bool(re.search(rf"open configuration file\S*\s+{re.escape(path)}\s*: No such file", said))
+    return bool(re.search(rf"open configuration file\S*\s+{re.escape(path)}\s*: No such file", log_text))
 
 
-def parse_health(said: str, servers: Sequence[str]) -> list[Row]:
-    """Return the servers by what HAProxy said, each line with its time before it; nothing when its beginning is lost."""
-    workers = _FORKED.findall(said)
+def parse_health(log_text: str, servers: Sequence[str]) -> list[Row]:
+    """Return the servers by the log, each line with its time before it; nothing when the beginning of the log is lost."""
+    workers = _FORKED.findall(log_text)
     if not workers:
         return []
     begun, worker = workers[-1]
     rows: list[Row] = [{"address": each, "up": True, "since": _seconds(begun), "last": ""} for each in servers]
-    for time, process, number, state, reason in _CHANGED.findall(said):
+    for time, process, number, state, reason in _CHANGED.findall(log_text):
         if process == worker and int(number) < len(rows):
             rows[int(number)].update(up=state == "UP", since=_seconds(time), last=reason)
     return rows

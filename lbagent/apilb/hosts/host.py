@@ -14,7 +14,7 @@ from lbagent.apilb.hosts.runtime_files import RuntimeFiles
 from lbagent.apilb.hosts.ssh_connection import SshHost, connected
 from lbagent.apilb.hosts.ssh_files import SshFiles
 from lbagent.apilb.instance import Instance, Mode, SshAccess, host_text
-from lbagent.apilb.plan_records import KnownInstance
+from lbagent.apilb.plan_records import RecordedInstance
 from lbagent.errors import ConfigError, LbError
 
 HOOK_S = 120.0  # until a hook that does not end is given up
@@ -43,7 +43,7 @@ class Host:
             self._runtimes[docker_host] = runtime
         return self._runtimes[docker_host]
 
-    async def files(self, item: Instance | KnownInstance) -> HostFiles:
+    async def files(self, item: Instance | RecordedInstance) -> HostFiles:
         """Return the host's files.
 
         A user other than root may not give a file to the container's user: a container's runtime writes for it then.
@@ -62,13 +62,13 @@ class Host:
         return self._own_files
 
     async def run(self, argv: Sequence[str]) -> None:
-        """Run a hook on the host, without a shell of ours. Raises LbError with the end of what it said when it fails."""
+        """Run a hook on the host, without a shell of ours. Raises LbError with the end of its output when it fails."""
         if self._reached is not None:
-            code, said = await self._reached.run(argv, HOOK_S)
+            code, output = await self._reached.run(argv, HOOK_S)
         else:
-            code, said = await _run_here(argv)
+            code, output = await _run_here(argv)
         if code:
-            last = said.strip().splitlines()[-1:] or ["it said nothing"]
+            last = output.strip().splitlines()[-1:] or ["it said nothing"]
             raise LbError(f"{self.name}: postStart: {argv[0]} ended with {code}: {last[0][:300]}")
 
 
@@ -101,10 +101,10 @@ async def _run_here(argv: Sequence[str]) -> tuple[int, str]:
         raise LbError(f"direct: postStart: {argv[0]}: {error.strerror}") from None
     try:
         async with asyncio.timeout(HOOK_S):
-            said, _ = await process.communicate()
+            output, _ = await process.communicate()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
         raise LbError(f"direct: postStart: {argv[0]} did not end within {HOOK_S:g} s") from None
-    return process.returncode or 0, said.decode(errors="replace")
+    return process.returncode or 0, output.decode(errors="replace")

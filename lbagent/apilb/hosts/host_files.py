@@ -1,6 +1,6 @@
 """Files on a host, written whole or not at all: first a draft beside the file, then a rename. Here on this host.
 
-A draft is a file of its own, so that HAProxy can be asked whether it takes it.
+A draft is a file of its own, so that HAProxy can check it first.
 """
 
 from __future__ import annotations

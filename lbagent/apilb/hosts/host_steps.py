@@ -12,18 +12,18 @@ from lbagent.apilb.hosts.container_step import SHORT_ID, ContainerStep
 from lbagent.apilb.hosts.host import Host, opened
 from lbagent.apilb.instance import Instance, Mode, SshAccess
 from lbagent.apilb.instance_plan import is_ours_file, wanted_text
-from lbagent.apilb.plan_records import RUNNING, Action, KnownInstance, Step
+from lbagent.apilb.plan_records import RUNNING, Action, RecordedInstance, Step
 from lbagent.errors import LbError
 
 Report = Callable[[str], None]
 AGENT_USER = 0  # whose the file of native mode is
 
 
-async def carry_out(step: Step, report: Report, *, pull: bool = False) -> KnownInstance | None:
-    """Carry out one step; `report` gets one line when it is done. Returns what the state is to say: None when it is removed.
+async def carry_out(step: Step, report: Report, *, pull: bool = False) -> RecordedInstance | None:
+    """Carry out one step; `report` gets one line when it is done. Returns the record for the state: None when it is removed.
 
     `pull`: fetch an image that is missing. Raises LbError: Refused (taken name, host key, a folder for a file), HostUnreachable,
-    NotFound (image), PartlyDone, whose `known` is for the state.
+    NotFound (image), PartlyDone, whose `recorded` is for the state.
     """
     async with opened(_way(step)) as host:
         return await _carry_out_on(host, step, report, pull=pull)
@@ -32,7 +32,7 @@ async def carry_out(step: Step, report: Report, *, pull: bool = False) -> KnownI
 async def carry_out_all(
     steps: Sequence[Step],
     report: Callable[[Step, str], None],
-    done: Callable[[Step, KnownInstance | LbError | None], None],
+    done: Callable[[Step, RecordedInstance | LbError | None], None],
     *,
     pull: bool = False,
 ) -> None:
@@ -48,7 +48,7 @@ async def carry_out_all(
                 while left:
                     step = left.pop(0)
                     try:
-                        result: KnownInstance | LbError | None
+                        result: RecordedInstance | LbError | None
                         result = await _carry_out_on(host, step, partial(report, step), pull=pull)
                     except LbError as error:
                         result = error
@@ -63,54 +63,56 @@ async def carry_out_all(
 
 
 def _way(step: Step) -> SshAccess | None:
-    item = step.instance or step.known
+    item = step.instance or step.recorded
     return item.ssh if item else None
 
 
-async def _carry_out_on(host: Host, step: Step, report: Report, *, pull: bool) -> KnownInstance | None:
-    said: list[str] = []
-    result = step.known
+async def _carry_out_on(host: Host, step: Step, report: Report, *, pull: bool) -> RecordedInstance | None:
+    done_lines: list[str] = []
+    result = step.recorded
     if step.action is Action.REMOVE:
-        assert step.known is not None
-        await _remove(host, step.known, said)
+        assert step.recorded is not None
+        await _remove(host, step.recorded, done_lines)
         result = None
     elif step.action is not Action.NONE:
         assert step.instance is not None
-        result = await _have(host, step, step.instance, said, pull=pull)
-    report("; ".join(said) or "nothing to do")
+        result = await _have(host, step, step.instance, done_lines, pull=pull)
+    report("; ".join(done_lines) or "nothing to do")
     return result
 
 
-async def _have(host: Host, step: Step, instance: Instance, said: list[str], *, pull: bool) -> KnownInstance:
-    known = step.known
+async def _have(host: Host, step: Step, instance: Instance, done_lines: list[str], *, pull: bool) -> RecordedInstance:
+    recorded = step.recorded
     work = None
     if instance.mode is Mode.HAPROXY:
-        work = ContainerStep(host, instance, known, again=step.action is Action.RECREATE, pull=pull)
+        work = ContainerStep(host, instance, recorded, again=step.action is Action.RECREATE, pull=pull)
         await work.prepare()
-    if known and step.action is Action.RECREATE and _is_elsewhere(known, instance):
-        await _remove(host, known, said, keep="" if known.mode is not instance.mode else instance.host_config_path)
+    if recorded and step.action is Action.RECREATE and _is_elsewhere(recorded, instance):
+        await _remove(
+            host, recorded, done_lines, keep="" if recorded.mode is not instance.mode else instance.host_config_path
+        )
     if work is None:
-        return await _write_native(host, instance, said)
+        return await _write_native(host, instance, done_lines)
     try:
         return await work.carry_out()
     finally:
-        said += work.done
+        done_lines += work.done
 
 
-def _is_elsewhere(known: KnownInstance, instance: Instance) -> bool:
+def _is_elsewhere(recorded: RecordedInstance, instance: Instance) -> bool:
     """Tell whether the old one is not what the new one takes the place of: another mode, runtime or file."""
-    places = [(each.mode, each.docker_host, each.host_config_path) for each in (known, instance)]
+    places = [(each.mode, each.docker_host, each.host_config_path) for each in (recorded, instance)]
     return places[0] != places[1]
 
 
-async def _write_native(host: Host, instance: Instance, said: list[str]) -> KnownInstance:
+async def _write_native(host: Host, instance: Instance, done_lines: list[str]) -> RecordedInstance:
     files, path, text = await host.files(instance), instance.host_config_path, wanted_text(instance)
     if await files.read(path) != text:
         await files.rename(await files.write_draft(path, text, AGENT_USER), path)
-        said.append(f"{path} written")
+        done_lines.append(f"{path} written")
     if instance.post_start:
         await host.run(instance.post_start)
-    return KnownInstance(
+    return RecordedInstance(
         pool=instance.pool,
         name=instance.name,
         status=RUNNING,
@@ -122,26 +124,28 @@ async def _write_native(host: Host, instance: Instance, said: list[str]) -> Know
     )
 
 
-async def _remove(host: Host, known: KnownInstance, said: list[str], keep: str = "") -> None:
-    """Remove a container and its file (but not the file `keep`), as far as they are ours."""
-    if known.mode is Mode.HAPROXY:
-        runtime = await host.runtime(known.docker_host)
-        found = await runtime.inspect(container_id=known.container_id) if known.container_id else None
+async def _remove(host: Host, recorded: RecordedInstance, done_lines: list[str], keep: str = "") -> None:
+    """Remove a container and its file (but not the file `keep`), if they are ours."""
+    if recorded.mode is Mode.HAPROXY:
+        runtime = await host.runtime(recorded.docker_host)
+        found = await runtime.inspect(container_id=recorded.container_id) if recorded.container_id else None
         if found is None:
-            found = await runtime.inspect(name=known.name)
-            found = found if found and is_ours(found, known.pool) else None
+            found = await runtime.inspect(name=recorded.name)
+            found = found if found and is_ours(found, recorded.pool) else None
         if found is not None:
-            await runtime.remove(found["Id"], known.name)
-            said.append(f"container {found['Id'][:SHORT_ID]} removed")
-    path = known.host_config_path
+            await runtime.remove(found["Id"], recorded.name)
+            done_lines.append(f"container {found['Id'][:SHORT_ID]} removed")
+    path = recorded.host_config_path
     if not path or path == keep:
         return
-    files = await host.files(known)
+    files = await host.files(recorded)
     text = await files.read(path)
     if text is None:
         return
-    if text != known.config_text and not is_ours_file(known.mode, text):
-        said.append(f"{path} stays: lbagent did not write it")
+    if text != recorded.config_text and not is_ours_file(recorded.mode, text):
+        done_lines.append(f"{path} stays: lbagent did not write it")
         return
     gone = await files.remove(path)
-    said.append(f"{path} removed" if gone else f"{path} stays: the image has no rm, and this user may not remove it")
+    done_lines.append(
+        f"{path} removed" if gone else f"{path} stays: the image has no rm, and this user may not remove it"
+    )

@@ -1,4 +1,4 @@
-"""What hosts have of the instances: containers and files. Hosts are asked side by side; one that fails leaves the others alone."""
+"""What hosts have of the instances: containers and files. Hosts are read in parallel; a failed host does not stop the others."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from lbagent.apilb.hosts.container_spec import ContainerSpec, image_name, is_ours, spec_matches
 from lbagent.apilb.hosts.host import Host, opened
 from lbagent.apilb.instance import Instance, InstanceKey, Mode, SshAccess
-from lbagent.apilb.plan_records import GONE, RUNNING, KnownInstance, Observed
+from lbagent.apilb.plan_records import GONE, RUNNING, Observed, RecordedInstance
 from lbagent.errors import LbError
 
-Item = Instance | KnownInstance
+Item = Instance | RecordedInstance
 
 
 async def observe(items: Sequence[Item]) -> dict[InstanceKey, Observed | LbError]:
-    """Return what there is under name and path of each item, or why that cannot be told."""
+    """Return what there is under name and path of each item, or why that is unknown."""
     hosts: dict[SshAccess | None, list[Item]] = defaultdict(list)
     for item in items:
         hosts[item.ssh].append(item)
@@ -45,7 +45,7 @@ async def observe_on(host: Host, item: Item) -> Observed:
         text = await (await host.files(item)).read(item.host_config_path)
         return Observed(status=GONE if text is None else RUNNING, ours=text is not None, file_text=text)
     runtime = await host.runtime(item.docker_host)
-    known = item.container_id if isinstance(item, KnownInstance) else ""
+    known = item.container_id if isinstance(item, RecordedInstance) else ""
     there = await runtime.inspect(container_id=known) if known else None
     if there is None:
         there = await runtime.inspect(name=item.name)

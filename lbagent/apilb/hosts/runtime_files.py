@@ -36,7 +36,7 @@ from lbagent.errors import LbError
 HOST_ROOT = "/mnt/host"
 GO_FOLDER = 1 << 31  # os.ModeDir of Go, as the API shows modes
 REMOVE = "rm"
-WAIT_S, LOOK_S = 20.0, 0.05  # until `rm` has ended
+REMOVAL_TIMEOUT_S, REMOVAL_POLL_INTERVAL_S = 20.0, 0.05  # until `rm` has ended
 ENDED = ("exited", "stopped")
 
 
@@ -167,10 +167,10 @@ def _unpack(parts: Any) -> str:
 
 def _exit_code(client: Any, container: str) -> int:
     """Return what a container ended with; -1 for one that does not. Asked for: podman's `wait` hangs where it ended before."""
-    due = time.monotonic() + WAIT_S
+    due = time.monotonic() + REMOVAL_TIMEOUT_S
     while time.monotonic() < due:
         state = client.inspect_container(container)["State"]
         if state["Status"] in ENDED:
             return int(state["ExitCode"])
-        time.sleep(LOOK_S)
+        time.sleep(REMOVAL_POLL_INTERVAL_S)
     return -1

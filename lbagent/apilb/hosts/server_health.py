@@ -1,6 +1,6 @@
-"""Which servers a container's HAProxy takes for up: read from what it says, for the rendered file has no socket to ask.
+"""Which servers a container's HAProxy counts as up: read from its log, as the rendered file has no stats socket.
 
-See haproxy_log.py for what its lines say.
+See haproxy_log.py for the lines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def server_health(instances: Sequence[Instance]) -> dict[InstanceKey, list
                     if rows := await _ask_host(host, instance):
                         found[instance.key] = rows
         except LbError:
-            pass  # `observe` says it
+            pass  # `observe` reports it
 
     async with asyncio.TaskGroup() as group:
         for ssh, there in hosts.items():

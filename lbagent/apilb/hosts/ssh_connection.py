@@ -40,7 +40,7 @@ class SshHost:
         self.ssh, self._connection = ssh, connection
 
     async def run(self, argv: Sequence[str], timeout_s: float) -> tuple[int, str]:
-        """Run a command and return its exit code and what it said; each word reaches it as it is, whatever the login shell."""
+        """Run a command and return its exit code and output; the arguments reach it unchanged, whatever the login shell."""
         import asyncssh
 
         try:
@@ -84,7 +84,7 @@ class SshHost:
             async with asyncio.timeout(OPEN_S):
                 client = await self._connection.start_sftp_client()
         except (TimeoutError, asyncssh.Error, OSError) as error:
-            raise HostUnreachable(f"{self.ssh}: its sshd gives no sftp: {_reason(error)}") from None
+            raise HostUnreachable(f"{self.ssh}: the SSH server offers no SFTP subsystem: {_reason(error)}") from None
         async with client:
             yield client
 
@@ -200,7 +200,7 @@ def _log_in_options(ssh: SshAccess) -> dict[str, Any]:
         "password": ssh.password.reveal() if ssh.password else None,
         "client_keys": keys or None,
         "agent_path": None,  # see _agent_keys
-        "config": None,  # what a pool file says holds, whatever ~/.ssh/config says
+        "config": None,  # pool files alone decide, not ~/.ssh/config
         "connect_timeout": ssh.connection_timeout,
         "login_timeout": ssh.connection_timeout,
         "keepalive_interval": ALIVE_S,
@@ -256,6 +256,6 @@ def _reason(error: BaseException, timeout_s: float = 0) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {timeout_s or OPEN_S:g} s"
     if isinstance(error, OSError) and error.errno and error.errno > 0:
-        return os.strerror(error.errno)  # asyncio's text says how it connected
+        return os.strerror(error.errno)  # asyncio's text has the connection's details
     text = (error.strerror if isinstance(error, OSError) else getattr(error, "reason", "")) or str(error)
     return text.strip() or type(error).__name__

@@ -133,7 +133,7 @@ class SshFiles:
             raise MayNot(f"{self.host}: {path}: the user that logs in may not write there{further}") from None
         except (asyncssh.SFTPConnectionLost, asyncssh.SFTPNoConnection) as error:
             raise HostUnreachable(f"{self.host}: {path}: {error.reason}") from None
-        except asyncssh.SFTPFailure as error:  # sftp has one word for a full disk and all the rest
+        except asyncssh.SFTPFailure as error:  # sftp has one error for a full disk and all others
             raise LbError(f"{self.host}: {path}: {error.reason} (is the disk full?){further}") from None
         except asyncssh.SFTPError as error:
             raise LbError(f"{self.host}: {path}: {error.reason}{further}") from None

@@ -1,4 +1,4 @@
-"""Which host keys of ssh servers are trusted: a pool file's `hostKey`, a known_hosts file, or any key where that was asked for.
+"""Which host keys of ssh servers are trusted: a pool file's `hostKey`, a known_hosts file, or any key if the pool file allows it.
 
 Source: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT"; hashed names, patterns, @cert-authority and @revoked count as there.
 """

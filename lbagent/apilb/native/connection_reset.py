@@ -1,4 +1,4 @@
-"""Ends connections of this host to a server that was found down, so that their processes connect anew: onMarkedDown: reset.
+"""Ends connections of this host to a server that was found down, so that their processes reconnect: onMarkedDown: reset.
 
 Only what was connected by the pool's bind ends, only while another server of the pool takes connections, and over a second and a
 half: the servers that are left do not get everything in one moment. Where no server was left, connections end when another
@@ -16,57 +16,60 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from lbagent.apilb.instance import OnMarkedDown
-from lbagent.apilb.native.pool_objects import NAMESPACE, Pool
-from lbagent.bpf.run import sock_diag
-from lbagent.bpf.run.sock_diag import ConnectedSocket
+from lbagent.apilb.native.pool_objects import NAMESPACE, ServedInstance
 from lbagent.errors import LbError
-from lbagent.maps.layout import STREAM, STREAMS
-from lbagent.maps.lbmaps import LBMaps
+from lbagent.kernel import sock_diag
+from lbagent.kernel.sock_diag import ConnectedSocket
 from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
 from lbagent.model.service import SVC, ServiceName
 from lbagent.model.state import State
+from lbagent.targets.data_plane import FrontendOf, SocketFrontend
 
 log = logging.getLogger(__name__)
 SPREAD_S = 1.5  # over which many connections end
 EACH_S = 0.03  # between two of few
 TICK_S = 0.05
-STEADY_S, LOOK_S = 5.0, 0.5
-AGAIN_S = 1.0  # until another look: a socket may have been given the server in the moment of the change
-LOOKS = 10  # the other servers may go down in between, and come back
-REMEMBER_S = 10.0  # between two looks at whose connections there are: STREAMS further sockets take a connection's place
-
-Frontend = tuple[bytes, int]  # what a process asked for: packed address, port
+STEADY_S, STEADY_POLL_INTERVAL_S = 5.0, 0.5
+RECHECK_DELAY_S = 1.0  # until the next check: a socket may have got the server at the moment of the change
+MAX_CHECKS = 10  # the other servers may go down in between, and come back
+REMEMBER_S = 10.0  # between two looks at whose connections there are: the data plane forgets those of sockets long ago
 
 
 class ConnectionReset:
-    """Hears of servers that are down. `ended` counts the connections that were ended."""
+    """Ends connections to servers that are down. `ended` counts the connections that were ended."""
 
     def __init__(
-        self, maps: LBMaps, pools: Callable[[], Sequence[tuple[Pool, Iterable[L3n4Addr]]]], state: Callable[[], State]
+        self,
+        frontends_of_sockets: Callable[[Family], FrontendOf],
+        pools: Callable[[], Sequence[tuple[ServedInstance, Iterable[L3n4Addr]]]],
+        state: Callable[[], State],
     ) -> None:
-        """`pools` gives the pools with the addresses of their servers, `state` the State in the maps."""
-        self.ended = 0
-        self._maps, self._pools, self._state = maps, pools, state
-        self._queue: asyncio.Queue[tuple[Pool, L3n4Addr]] = asyncio.Queue()
-        self._in_hand: set[tuple[str, L3n4Addr]] = set()  # pools' keys and servers
-        self._known: dict[int, Frontend] = {}  # by cookie of the socket
+        """`frontends_of_sockets` is that of the data plane, `state` returns its State.
 
-    def server_down(self, pool: Pool, server: L3n4Addr) -> None:
+        `pools` returns the pools with the addresses of their servers.
+        """
+        self.ended = 0
+        self._frontends, self._pools, self._state = frontends_of_sockets, pools, state
+        self._queue: asyncio.Queue[tuple[ServedInstance, L3n4Addr]] = asyncio.Queue()
+        self._in_hand: set[tuple[str, L3n4Addr]] = set()  # pools' keys and servers
+        self._known: dict[int, SocketFrontend] = {}  # by cookie of the socket
+
+    def server_down(self, pool: ServedInstance, server: L3n4Addr) -> None:
         """Take note of a server that was found down."""
         if pool.instance.on_marked_down is OnMarkedDown.RESET and (pool.key, server) not in self._in_hand:
             self._in_hand.add((pool.key, server))
             self._queue.put_nowait((pool, server))
 
     async def run(self, settled: Callable[[], Awaitable[None]]) -> None:
-        """End connections for ever; `settled` returns when what happened so far is in the maps."""
+        """End connections until cancelled; `settled` returns when what happened so far is in the maps."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._remember())
             while True:
                 pool, server = await self._queue.get()
                 group.create_task(self._reset(pool, server, settled))
 
-    async def _reset(self, pool: Pool, server: L3n4Addr, settled: Callable[[], Awaitable[None]]) -> None:
+    async def _reset(self, pool: ServedInstance, server: L3n4Addr, settled: Callable[[], Awaitable[None]]) -> None:
         try:
             await settled()  # from now on new connections avoid it
             ended = await self._end_all(pool, server)
@@ -80,34 +83,34 @@ class ConnectionReset:
             fields = {"service": pool.key, "server": str(server), "connections": ended}
             log.info("connections to a server that is down were ended", extra=fields)
 
-    async def _end_all(self, pool: Pool, server: L3n4Addr) -> int:
+    async def _end_all(self, pool: ServedInstance, server: L3n4Addr) -> int:
         """End connections until none is left, or they may stay; return how many were ended."""
         ended = 0
-        for look in range(LOOKS):
+        for check in range(MAX_CHECKS):
             found = await asyncio.to_thread(self._find, pool, server)
-            if look and not found:
+            if check and not found:
                 break
             if not self.may_reset(pool, server) and not await self._others_are_back(pool, server):
                 break
             ended += await self._end(pool, found, server)
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RECHECK_DELAY_S)
         return ended
 
-    async def _others_are_back(self, pool: Pool, server: L3n4Addr) -> bool:
+    async def _others_are_back(self, pool: ServedInstance, server: L3n4Addr) -> bool:
         """Wait until another server has been up for a while: one that flaps is to get nothing thrown at it.
 
         Return False as soon as this one is up again, or not of the pool any more.
         """
         steady_s = 0.0
         while steady_s < STEADY_S:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(STEADY_POLL_INTERVAL_S)
             groups = [svc for svc in self._rows(pool, server) if server in {each.address for each in svc.backends}]
             if not groups or any(each.address == server for svc in groups for each in svc.selectable):
                 return False
-            steady_s = steady_s + LOOK_S if self.may_reset(pool, server) else 0.0
+            steady_s = steady_s + STEADY_POLL_INTERVAL_S if self.may_reset(pool, server) else 0.0
         return True
 
-    async def _end(self, pool: Pool, found: list[ConnectedSocket], server: L3n4Addr) -> int:
+    async def _end(self, pool: ServedInstance, found: list[ConnectedSocket], server: L3n4Addr) -> int:
         random.shuffle(found)
         ticks = max(1, round(min(SPREAD_S, EACH_S * len(found)) / TICK_S))
         ended = 0
@@ -119,26 +122,30 @@ class ConnectionReset:
             await asyncio.sleep(TICK_S)
         return ended
 
-    def may_reset(self, pool: Pool, server: L3n4Addr) -> bool:
+    def may_reset(self, pool: ServedInstance, server: L3n4Addr) -> bool:
         """Return whether new connections go to other servers of the pool, and to another one there is."""
         groups = [svc.selectable for svc in self._rows(pool, server)]
         return any(groups) and all(each.address != server for group in groups for each in group)
 
-    def _rows(self, pool: Pool, server: L3n4Addr) -> list[SVC]:
+    def _rows(self, pool: ServedInstance, server: L3n4Addr) -> list[SVC]:
         rows = self._state().by_name.get(ServiceName(NAMESPACE, pool.instance.name), ())
         return [svc for svc in rows if svc.frontend.family is server.family]
 
     # --- which sockets ---
 
-    def _find(self, pool: Pool, server: L3n4Addr) -> list[ConnectedSocket]:
+    def _find(self, pool: ServedInstance, server: L3n4Addr) -> list[ConnectedSocket]:
         """Return the sockets that are connected to a server by the bind of the pool. Raises OSError, KernelError."""
         found = [each for each in sock_diag.tcp_connections_to(server.port) if each.peer[0] == server.address]
-        return self._of_bind(pool, server, found, self._streams(server.family) if found else b"")
+        return self._of_bind(pool, server, found, self._frontends(server.family)) if found else []
 
     def _of_bind(
-        self, pool: Pool, server: L3n4Addr, found: Iterable[ConnectedSocket], streams: bytes
+        self, pool: ServedInstance, server: L3n4Addr, found: Iterable[ConnectedSocket], frontend_of: FrontendOf
     ) -> list[ConnectedSocket]:
-        return [each for each in found if (asked := self._asked(each, server, streams)) and pool.bind.holds(*asked)]
+        return [
+            each
+            for each in found
+            if (frontend := self._frontend(each, server, frontend_of)) and pool.bind.holds(*frontend)
+        ]
 
     def count(self) -> Counter[tuple[str, L3n4Addr]]:
         """Return how many connections of this host there are, by key of the pool and server. Blocks."""
@@ -146,29 +153,20 @@ class ConnectionReset:
         with contextlib.suppress(LbError, OSError):
             pools = [(pool, tuple(addresses)) for pool, addresses in self._pools()]
             servers = {each for _, addresses in pools for each in addresses}
-            to: dict[Frontend, list[ConnectedSocket]] = defaultdict(list)
+            to: dict[SocketFrontend, list[ConnectedSocket]] = defaultdict(list)
             for port in {each.port for each in servers}:  # the kernel goes through all sockets each time
                 for found in sock_diag.tcp_connections_to(port):
                     to[found.peer].append(found)
-            streams = {family: self._streams(family) for family in {each.family for each in servers}} if to else {}
+            looked_up = {family: self._frontends(family) for family in {each.family for each in servers}} if to else {}
             for pool, addresses in pools:
                 for server in addresses:
                     if sockets := to.get((server.address, server.port)):
-                        counts[pool.key, server] = len(self._of_bind(pool, server, sockets, streams[server.family]))
+                        counts[pool.key, server] = len(self._of_bind(pool, server, sockets, looked_up[server.family]))
         return counts
 
-    def _streams(self, family: Family) -> bytes:
-        """Return all records of what a family's TCP sockets asked for: an array is read as a whole."""
-        return self._maps.get(f"lb{family}_stream", bytes(4)) or b""
-
-    def _asked(self, found: ConnectedSocket, server: L3n4Addr, streams: bytes) -> Frontend | None:
-        """Return the frontend that a socket asked for when it was given this server."""
-        layout = STREAM[server.family]
-        at = (found.cookie & (STREAMS - 1)) * layout.size
-        cookie, peer, address, peer_port, port, _ = layout.unpack(streams[at : at + layout.size])
-        if (cookie, peer, peer_port) != (found.cookie, server.address, server.port.to_bytes(2, "big")):
-            return self._known.get(found.cookie)
-        return bytes(address), int.from_bytes(bytes(port), "big")
+    def _frontend(self, found: ConnectedSocket, server: L3n4Addr, frontend_of: FrontendOf) -> SocketFrontend | None:
+        """Return the frontend that a socket connected to when it got this server."""
+        return frontend_of(found.cookie, server) or self._known.get(found.cookie)
 
     async def _remember(self) -> None:
         while True:
@@ -178,16 +176,16 @@ class ConnectionReset:
                 log.debug("connections to servers were not looked at", extra={"error": str(error)})
             await asyncio.sleep(REMEMBER_S)
 
-    def _look(self) -> dict[int, Frontend]:
-        """Return what the sockets asked for that are connected to any server now."""
+    def _look(self) -> dict[int, SocketFrontend]:
+        """Return the frontends of the sockets that are connected to any server now."""
         servers = {(each.address, each.port): each for _, addresses in self._pools() for each in addresses}
-        streams = {family: self._streams(family) for family in {each.family for each in servers.values()}}
+        looked_up = {family: self._frontends(family) for family in {each.family for each in servers.values()}}
         known = {}
         for port in {port for _, port in servers}:
             for found in sock_diag.tcp_connections_to(port):
                 server = servers.get(found.peer)
-                if server and (asked := self._asked(found, server, streams[server.family])):
-                    known[found.cookie] = asked
+                if server and (frontend := self._frontend(found, server, looked_up[server.family])):
+                    known[found.cookie] = frontend
         return known
 
 

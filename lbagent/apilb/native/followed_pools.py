@@ -9,14 +9,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec.structs import replace
+
+from lbagent.apilb.files.pool_document import PoolFaults
 from lbagent.apilb.instance import Instance, Mode, OnMarkedDown
 from lbagent.apilb.native.kept_state import KeptInstance
-from lbagent.apilb.native.pool_objects import SOURCE, Pool, pool_of
-from lbagent.errors import LbError
-from lbagent.objects.records import Message, Origin
+from lbagent.apilb.native.pool_objects import KIND, SOURCE, ServedInstance, full_name, served_instance
+from lbagent.errors import ConfigError, LbError
+from lbagent.model.message import Message
+from lbagent.objects.records import Origin
 
 SUFFIXES = (".yaml", ".yml", ".json")
-Read = Callable[[str], tuple[Sequence[Instance], Sequence[str]]]  # path -> instances, warnings; raises LbError
+Read = Callable[[str], tuple[Sequence[Instance], Sequence[Message]]]  # path -> instances, warnings; raises LbError
 Signature = tuple[
     int, int, int, int
 ]  # device, inode, mtime in ns, size; of a file that cannot be looked at (0, 0, 0, errno)
@@ -31,7 +35,7 @@ class FollowedPools:
         self._kept = dict(kept)
         self._seen: dict[str, Signature] = {}  # as they were read
         self._before: dict[str, Signature] | None = None  # as the last look found them
-        self._pools: dict[str, tuple[Pool, ...]] = {}
+        self._pools: dict[str, tuple[ServedInstance, ...]] = {}
         self._messages: dict[str, list[Message]] = {}
         self._problem: Message | None = None  # of the folder itself
         self._unknown: set[str] = set()  # files that have never been good, as far as is known
@@ -39,11 +43,17 @@ class FollowedPools:
     @property
     def trusted(self) -> bool:
         """Whether it is known what every file says, or said."""
-        return self._problem is None and not self._unknown
+        return self.distrust is None
 
-    def pools(self) -> list[Pool]:
+    @property
+    def distrust(self) -> Message | None:
+        """What is wrong with the folder, or with the first of the files that have never been good."""
+        unknown = (message for path in sorted(self._unknown) for message in self._messages[path])
+        return self._problem or next((message for message in unknown if not message.warning), None)
+
+    def pools(self) -> list[ServedInstance]:
         """Return the pools of all files, each name once: that of the first file holds."""
-        found: dict[str, Pool] = {}
+        found: dict[str, ServedInstance] = {}
         for path in sorted(self._pools):
             for pool in self._pools[path]:
                 found.setdefault(pool.key, pool)
@@ -59,13 +69,15 @@ class FollowedPools:
         found = [self._problem] if self._problem else []
         for path in sorted(self._messages):
             found += self._messages[path]
-        holders: dict[str, Pool] = {}
+        holders: dict[str, ServedInstance] = {}
         for path in sorted(self._pools):
             for pool in self._pools[path]:
                 holder = holders.setdefault(pool.key, pool)
                 if holder is not pool:
-                    problem = f"the name {pool.instance.name} is taken by {holder.subject} of {holder.origin.file}"
-                    found.append(Message(problem, "it is not served", "name", pool.subject, path))
+                    problem = (
+                        f"the name {pool.instance.name} is taken by {KIND} {holder.full_name} of {holder.origin.file}"
+                    )
+                    found.append(Message(problem, "it is not served", "name", KIND, pool.full_name, path))
         return found
 
     def look(self) -> bool:
@@ -117,12 +129,11 @@ class FollowedPools:
             self._recall({path: self._kept.get(path, ())} if path not in self._pools else {})
             kept = "what it said when it was good is served" if path in self._pools else "nothing of it is served"
             self._unknown |= {path} - self._pools.keys()
-            self._messages[path] = [Message(str(error), kept, file="" if path in str(error) else path)]
+            self._messages[path] = _faults(path, error, kept)
             return
         self._unknown.discard(path)
         self._pools[path] = pools
-        self._messages[path] = [Message(text, file="" if path in text else path, warning=True) for text in warnings]
-        self._messages[path] += messages
+        self._messages[path] = [*warnings, *messages]
 
     def _recall(self, kept: Mapping[str, Sequence[KeptInstance]]) -> None:
         """Serve what an earlier agent served of these files."""
@@ -140,16 +151,24 @@ class FollowedPools:
         return any(known)
 
 
-def _pools_of(path: str, instances: Sequence[Instance]) -> tuple[tuple[Pool, ...], list[Message]]:
+def _faults(path: str, error: LbError | OSError, kept: str) -> list[Message]:
+    """Return what is wrong with a file, and where."""
+    if isinstance(error, PoolFaults):
+        return [fault if fault.warning else replace(fault, kept=kept) for fault in error.faults]
+    if isinstance(error, ConfigError) and error.file:
+        return [Message(error.problem, kept, file=error.file, line=error.line)]
+    return [Message(str(error), kept, file=path)]
+
+
+def _pools_of(path: str, instances: Sequence[Instance]) -> tuple[tuple[ServedInstance, ...], list[Message]]:
     """Return the pools that this host serves, and what is wrong with others."""
     pools, messages = [], []
     mine = [each for each in instances if each.mode is Mode.NATIVE and each.ssh is None]
     for order, instance in enumerate(mine):
         try:
-            pools.append(pool_of(instance, Origin(path, order, source=SOURCE)))
+            pools.append(served_instance(instance, Origin(path, order, source=SOURCE)))
         except ValueError as error:
-            subject = f"apilb {instance.pool}/{instance.name}"
-            messages.append(Message(str(error), "it is not served", subject=subject, file=path))
+            messages.append(Message(str(error), "it is not served", kind=KIND, key=full_name(instance), file=path))
     if instances and not mine:
         problem = "no instance is of native mode and of this host (without ssh)"
         messages.append(Message(problem, "nothing of it is served", file=path, warning=True))
@@ -164,7 +183,7 @@ def _signature(path: str) -> Signature:
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _kept_of(pool: Pool) -> KeptInstance:
+def _kept_of(pool: ServedInstance) -> KeptInstance:
     one = pool.instance
     return KeptInstance(
         pool=one.pool,

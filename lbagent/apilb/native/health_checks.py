@@ -1,4 +1,4 @@
-"""The checkers that are running: one for each address and HealthCheck, shared by the instances that ask the same of a server."""
+"""The checkers that are running: one for each address and ProbeSpec, shared by instances with the same check of a server."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from lbagent.apilb.instance import HealthCheck
-from lbagent.apilb.native.check_time import LoopClock
-from lbagent.apilb.native.checker import Checker, Health
 from lbagent.apilb.native.kept_state import KeptHealth
-from lbagent.apilb.native.server_probe import Contexts, Outcome, Probe, Result
 from lbagent.model.address import L3n4Addr
-from lbagent.sync.histogram import Histogram
+from lbagent.model.histogram import Histogram
+from lbagent.probes.check_time import LoopClock
+from lbagent.probes.checker import Checker, Health
+from lbagent.probes.https_probe import Contexts, HttpsProbe
+from lbagent.probes.probe_protocol import Outcome, Result
+from lbagent.probes.probe_spec import ProbeSpec
 from lbagent.task_failure import log_failure
 
-Key = tuple[L3n4Addr, HealthCheck]
+Key = tuple[L3n4Addr, ProbeSpec]
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 # Checks a second: with more, most go on with the TLS connection of the one before (a handshake costs a millisecond or two), and so
 # many handshakes a second are left. Each check connects by TCP anyway: a server that takes no connections is found at any rate.
@@ -24,7 +25,7 @@ MANY_A_SECOND, FRESH_A_SECOND = 25.0, 8.0
 
 
 class HealthChecks:
-    """Starts, ends and asks checkers. Use it inside the event loop."""
+    """Starts, ends and reads checkers. Use it inside the event loop."""
 
     def __init__(self, on_change: Callable[[], None], kept: Iterable[KeptHealth]) -> None:
         """`kept` is how servers were when an earlier agent ended: it holds until they are found to be otherwise."""
@@ -60,7 +61,7 @@ class HealthChecks:
         checker = Checker(
             server,
             check,
-            Probe(server, check, self._contexts, self._clock),
+            HttpsProbe(server, check, self._contexts, self._clock),
             health=self._kept.get(key, Health()),
             on_change=self._on_change,
             on_outcome=note,
@@ -74,12 +75,12 @@ class HealthChecks:
         """Return for how many checks a connection is used."""
         return 1 if self._rate <= MANY_A_SECOND else round(self._rate / FRESH_A_SECOND)
 
-    def checker(self, server: L3n4Addr, check: HealthCheck) -> Checker | None:
+    def checker(self, server: L3n4Addr, check: ProbeSpec) -> Checker | None:
         """Return what checks a server, if anything does."""
         found = self._checkers.get((server, check))
         return found[0] if found else None
 
-    def is_down(self, server: L3n4Addr, check: HealthCheck) -> bool:
+    def is_down(self, server: L3n4Addr, check: ProbeSpec) -> bool:
         """Return whether a server was found down; one that was not checked yet counts as up."""
         checker = self.checker(server, check)
         return checker is not None and not checker.health.up

@@ -12,10 +12,11 @@ import os
 import msgspec
 from msgspec import Struct
 
-from lbagent.apilb.instance import HealthCheck, Mode, OnMarkedDown
+from lbagent.apilb.instance import Mode, OnMarkedDown
 from lbagent.decoding_errors import DECODING_ERRORS
 from lbagent.kernel.private_folder import make_private, replace_private
 from lbagent.kernel.regular_file import read_regular
+from lbagent.probes.probe_spec import ProbeSpec
 
 log = logging.getLogger(__name__)
 FILE = "apilb.json"
@@ -30,7 +31,7 @@ class KeptInstance(Struct, frozen=True, kw_only=True):
     name: str
     bind_address: str
     servers: tuple[str, ...]
-    health_check: HealthCheck | None = None
+    health_check: ProbeSpec | None = None
     on_marked_down: OnMarkedDown = OnMarkedDown.RESET
     mode: Mode = Mode.NATIVE
 
@@ -39,7 +40,7 @@ class KeptHealth(Struct, frozen=True):
     """How a server was: `address` as ADDRESS:PORT/TCP."""
 
     address: str
-    check: HealthCheck
+    check: ProbeSpec
     up: bool
     since: float
     last: str
@@ -55,7 +56,7 @@ class Kept(Struct, frozen=True):
 
 
 class KeptFile:
-    """The file. `problem` says why it cannot be written."""
+    """The file. `problem` is why it cannot be written."""
 
     def __init__(self, state_dir: str) -> None:
         self.path = os.path.join(state_dir, FILE)
@@ -76,7 +77,7 @@ class KeptFile:
         return kept
 
     def write(self, kept: Kept) -> None:
-        """Replace the file; called in a thread. What cannot be written is said once, in `problem`, and changes nothing."""
+        """Replace the file; called in a thread. A failure is logged once, and kept in `problem`."""
         try:
             make_private(os.path.dirname(self.path))
             replace_private(self.path, msgspec.json.encode(kept))

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterable
 
 from lbagent.apilb.native.pool_objects import Bind
-from lbagent.bpf.run.sock_diag import ConnectedSocket
+from lbagent.kernel.sock_diag import ConnectedSocket
 from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
 

@@ -1,6 +1,6 @@
-"""The pool files of this host as a source of objects: what they say, where names lead, who is up, which binds are free.
+"""The pool files of this host as a source of objects: their instances, addresses of names, health, and free binds.
 
-Everything that happens sets one flag; one task then makes all objects anew and reports what differs. Nothing here writes a map.
+Every event sets one flag; one task then builds all objects again and reports what changed. Nothing here writes a map.
 """
 
 from __future__ import annotations
@@ -11,49 +11,45 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lbagent.apilb.instance import HealthCheck
-from lbagent.apilb.native.checker import Health
 from lbagent.apilb.native.followed_pools import FollowedPools, Read
 from lbagent.apilb.native.health_checks import HealthChecks, Key
 from lbagent.apilb.native.kept_state import Kept, KeptFile
 from lbagent.apilb.native.listeners_found import listener_at
 from lbagent.apilb.native.pool_objects import (
+    KIND,
     SOURCE,
-    Pool,
+    ServedInstance,
     ServerName,
     addresses_of,
     messages_of,
     objects_of,
 )
 from lbagent.apilb.native.server_names import Lookup, ServerNames, look_up
-from lbagent.bpf.run import sock_diag
-from lbagent.bpf.run.sock_diag import ConnectedSocket
+from lbagent.kernel import sock_diag
+from lbagent.kernel.sock_diag import ConnectedSocket
 from lbagent.model.address import L3n4Addr
+from lbagent.model.message import Message
 from lbagent.objects.message_log import MessageLog
-from lbagent.objects.records import (
-    EndpointSlice,
-    Message,
-    ObjectChange,
-    ObjectSnapshot,
-    Service,
-)
+from lbagent.objects.records import EndpointSlice, ObjectChange, ObjectSnapshot, Service
 from lbagent.objects.source import OnChange
+from lbagent.probes.checker import Health
+from lbagent.probes.probe_spec import ProbeSpec
 
 log = logging.getLogger(__name__)
-LOOK_S = 0.25  # between two looks at the files
-WRITE_AGAIN_S = 5.0  # what a later agent needs, after a failure
+POOL_FILE_POLL_INTERVAL_S = 0.25
+WRITE_RETRY_DELAY_S = 5.0  # of the file that a later agent reads, after a failure
 LISTENERS_S = (
     1.0  # between two looks at what listens on this host; while a bind is taken, every look at the files is one
 )
 
 Servers = dict[ServerName, tuple[L3n4Addr, ...]]
-OnDown = Callable[[Pool, L3n4Addr], None]
+OnDown = Callable[[ServedInstance, L3n4Addr], None]
 
 
 class PoolsReport(NamedTuple):
     """The pools of which objects were reported, and what these objects were made from."""
 
-    pools: Sequence[Pool]
+    pools: Sequence[ServedInstance]
     servers: Mapping[str, Servers]  # of each pool, by its key
     taken: Mapping[str, str]  # by key of a pool: where a process listens that has its bind
     health: Mapping[Key, Health]
@@ -79,7 +75,7 @@ class NativeSource:
         """Read what an earlier agent kept; `run` reads the files."""
         self.synced = asyncio.Event()
         self.on_down: OnDown = lambda _pool, _server: None  # called when a server of a pool is found down
-        self.pools: list[Pool] = []
+        self.pools: list[ServedInstance] = []
         self.servers: dict[str, Servers] = {}  # of each pool, by its key
         self.taken: dict[str, str] = {}  # by key of a pool: where a process listens that has its bind
         self._changed, self._to_keep = asyncio.Event(), asyncio.Event()
@@ -102,6 +98,11 @@ class NativeSource:
     def trusted(self) -> bool:
         """Whether it is known what every file says, or said when it was good."""
         return self._files.trusted
+
+    @property
+    def distrust(self) -> Message | None:
+        """What is wrong with the folder, or with a file that was never good."""
+        return self._files.distrust
 
     @property
     def listed(self) -> bool:
@@ -142,10 +143,10 @@ class NativeSource:
             await self.health.close()
 
     async def _look(self) -> None:
-        """Look at the files, and at what listens, for ever."""
+        """Poll the files and the listeners until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POOL_FILE_POLL_INTERVAL_S)
             if await asyncio.to_thread(self._files.look):
                 await self._look_at_listeners()  # before a new bind is served
                 self._changed.set()
@@ -169,7 +170,7 @@ class NativeSource:
         found = {pool.key: listener_at(pool.bind, by_port.get(pool.bind.port, ())) for pool in pools}
         self.taken = {key: place for key, place in found.items() if place}
 
-    def pools_with_addresses(self) -> list[tuple[Pool, list[L3n4Addr]]]:
+    def pools_with_addresses(self) -> list[tuple[ServedInstance, list[L3n4Addr]]]:
         """Return the pools, each with the addresses of its servers."""
         found = [(pool, self.servers.get(pool.key, {})) for pool in self.pools]
         return [(pool, [each for group in servers.values() for each in group]) for pool, servers in found]
@@ -181,7 +182,7 @@ class NativeSource:
         """The report in the maps; before there is one, the latest report."""
         return self.in_force or self.reported
 
-    def shown_health(self, server: L3n4Addr, check: HealthCheck) -> Health | None:
+    def shown_health(self, server: L3n4Addr, check: ProbeSpec) -> Health | None:
         """Return the health of a server, with its last check; None where it is not checked.
 
         A server that was found up or down counts as such once the maps hold that.
@@ -192,7 +193,7 @@ class NativeSource:
         return checker.health
 
     async def follow_maps(self, settled: Callable[[], Awaitable[None]]) -> None:
-        """Note for ever which report is in the maps; `settled` returns when what was reported so far is there."""
+        """Follow which report is in the maps until cancelled; `settled` returns when what was reported so far is there."""
         while True:
             await self._has_reported.wait()
             self._has_reported.clear()
@@ -203,7 +204,7 @@ class NativeSource:
     # --- what follows from all of it ---
 
     def _update(self, on_change: OnChange) -> None:
-        """Make all objects anew; report what differs, then which servers went down."""
+        """Build all objects again; report what changed, then which servers went down."""
         self.pools = self._files.pools()
         self._names.use({server.host for pool in self.pools for server in pool.servers if server.address is None})
         known = self._names.addresses
@@ -273,7 +274,7 @@ class NativeSource:
                 if self._keeper.problem != before:
                     self._changed.set()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WRITE_AGAIN_S if self._keeper.problem else None):
+                async with asyncio.timeout(WRITE_RETRY_DELAY_S if self._keeper.problem else None):
                     await self._to_keep.wait()
             self._to_keep.clear()
 
@@ -283,9 +284,10 @@ def _lasting(kept: Kept) -> Any:
     return kept.pools, kept.addresses, [(each.address, each.check, each.up, each.since) for each in kept.health]
 
 
-def _taken(pool: Pool, place: str) -> Message:
+def _taken(pool: ServedInstance, place: str) -> Message:
     problem = (
         f"a process of this host listens on {place}: nothing is diverted from it; end it (`ss -ltnp 'sport = :{pool.bind.port}'`"
         " names it) or choose another bindAddress"
     )
-    return Message(problem, "the bind is not served", "bindAddress", pool.subject, pool.origin.file, pool.origin.line)
+    kept, origin = "the bind is not served", pool.origin
+    return Message(problem, kept, "bindAddress", KIND, pool.full_name, origin.file, origin.line)

@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from lbagent.apilb.files.field_values import parse_bind, parse_server
-from lbagent.apilb.instance import HealthCheck, Instance
+from lbagent.apilb.instance import Instance
 from lbagent.model.address import L3n4Addr, L4Type, parse_ip
 from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
-from lbagent.objects.records import Endpoint, EndpointSlice, Message, Origin, Service, ServicePort, SlicePort
+from lbagent.model.message import Message
+from lbagent.objects.records import Endpoint, EndpointSlice, Origin, Service, ServicePort, SlicePort
+from lbagent.probes.probe_spec import ProbeSpec
 
 NAMESPACE = "apilb"
 SOURCE = "apilb"
+KIND = "apilb"  # of a pool, in messages
 PORT_NAME = "https"
 
 
@@ -34,13 +37,13 @@ class Bind(Struct, frozen=True):
         return cls((address,), found.port)
 
     def holds(self, address: bytes, port: int) -> bool:
-        """Return whether a socket that asks for this address and port means it."""
+        """Return whether a connection to this address and port is to this bind."""
         anywhere = Family.of(address).unspecified in self.addresses
         return port == self.port and (anywhere or address in self.addresses)
 
 
 class ServerName(Struct, frozen=True):
-    """A server as an instance names it: HOST or HOST:PORT. `text` is the word of its file."""
+    """A server as an instance names it: HOST or HOST:PORT. `text` is as in its file."""
 
     text: str
     host: str
@@ -61,13 +64,13 @@ def server_name(text: str, port: int) -> ServerName:
     return ServerName(text, found.host, found.port or port)
 
 
-class Pool(Struct, frozen=True):
-    """An instance that this host serves, read to the end. `origin` is the place of its file."""
+class ServedInstance(Struct, frozen=True):
+    """An instance that this host serves, with all its values parsed. `origin` is the place of its file."""
 
     instance: Instance
     bind: Bind
     servers: tuple[ServerName, ...]
-    check: HealthCheck
+    check: ProbeSpec
     origin: Origin
 
     @property
@@ -76,22 +79,27 @@ class Pool(Struct, frozen=True):
         return f"{NAMESPACE}/{self.instance.name}"
 
     @property
-    def subject(self) -> str:
-        """How messages name it."""
-        return f"apilb {self.instance.pool}/{self.instance.name}"
+    def full_name(self) -> str:
+        """How messages name it, with KIND in front."""
+        return full_name(self.instance)
 
 
-def pool_of(instance: Instance, origin: Origin) -> Pool:
-    """Return what an instance says. Raises ValueError."""
+def full_name(instance: Instance) -> str:
+    """Return `POOL/NAME`."""
+    return f"{instance.pool}/{instance.name}"
+
+
+def served_instance(instance: Instance, origin: Origin) -> ServedInstance:
+    """Parse an instance. Raises ValueError."""
     bind = Bind.parse(instance.bind_address)
     servers = tuple(server_name(text, bind.port) for text in instance.servers)
-    return Pool(instance, bind, servers, instance.health_check or HealthCheck(), origin)
+    return ServedInstance(instance, bind, servers, instance.health_check or ProbeSpec(), origin)
 
 
 Addresses = Mapping[str, Sequence[bytes]]  # by name of a host
 
 
-def addresses_of(pool: Pool, known: Addresses) -> dict[ServerName, tuple[L3n4Addr, ...]]:
+def addresses_of(pool: ServedInstance, known: Addresses) -> dict[ServerName, tuple[L3n4Addr, ...]]:
     """Return the addresses of each server that connections to the bind can be given: of its families."""
     families = {Family.of(address) for address in pool.bind.addresses}
     found = {}
@@ -103,7 +111,7 @@ def addresses_of(pool: Pool, known: Addresses) -> dict[ServerName, tuple[L3n4Add
 
 
 def objects_of(
-    pool: Pool, servers: Mapping[ServerName, Sequence[L3n4Addr]], down: Mapping[L3n4Addr, bool]
+    pool: ServedInstance, servers: Mapping[ServerName, Sequence[L3n4Addr]], down: Mapping[L3n4Addr, bool]
 ) -> tuple[Service, list[EndpointSlice]]:
     """Return the Service of a pool and its slices: one for each IP family and port. `down` says which addresses are."""
     ports = (ServicePort(PORT_NAME, L4Type.TCP, pool.bind.port),)
@@ -130,7 +138,9 @@ def objects_of(
     return service, slices
 
 
-def messages_of(pool: Pool, servers: Mapping[ServerName, Sequence[L3n4Addr]], known: Addresses) -> list[Message]:
+def messages_of(
+    pool: ServedInstance, servers: Mapping[ServerName, Sequence[L3n4Addr]], known: Addresses
+) -> list[Message]:
     """Return what is wrong with the servers of a pool."""
     found = []
     for server, addresses in servers.items():
@@ -143,5 +153,6 @@ def messages_of(pool: Pool, servers: Mapping[ServerName, Sequence[L3n4Addr]], kn
             else f"{server.text} has no address: the name is not resolved"
         )
         origin = pool.origin
-        found.append(Message(problem, "it gets no connections", "servers", pool.subject, origin.file, origin.line))
+        kept = "it gets no connections"
+        found.append(Message(problem, kept, "servers", KIND, pool.full_name, origin.file, origin.line))
     return found

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from lbagent.api.types import ApilbRow, ApilbServer
-from lbagent.apilb.native.checker import Checker, Health
 from lbagent.apilb.native.connection_reset import ConnectionReset
 from lbagent.apilb.native.native_source import NativeSource
-from lbagent.apilb.native.pool_objects import Pool, ServerName
+from lbagent.apilb.native.pool_objects import ServedInstance, ServerName
 from lbagent.errors import NotFound
 from lbagent.model.address import L3n4Addr
 from lbagent.observe.apilb_metrics import ApilbSample, ServerSample
+from lbagent.probes.checker import Checker, Health
 
 
 class NativePools(NamedTuple):
-    """The parts of the running agent that know of them."""
+    """The parts of the running agent with data for the rows."""
 
     source: NativeSource
     reset: ConnectionReset
@@ -32,7 +32,7 @@ async def rows(native: NativePools | None) -> list[ApilbRow]:
     return [_row(native.source, pool, connections) for pool in native.source.shown.pools]
 
 
-def _row(source: NativeSource, pool: Pool, connections: Counter[tuple[str, L3n4Addr]]) -> ApilbRow:
+def _row(source: NativeSource, pool: ServedInstance, connections: Counter[tuple[str, L3n4Addr]]) -> ApilbRow:
     place = source.shown.taken.get(pool.key)
     servers = []
     for server, addresses, found in _servers(source, pool):
@@ -65,7 +65,7 @@ def sample(native: NativePools | None) -> ApilbSample | None:
 
 
 def _servers(
-    source: NativeSource, pool: Pool
+    source: NativeSource, pool: ServedInstance
 ) -> Iterator[tuple[ServerName, tuple[L3n4Addr, ...], list[tuple[Health, Checker | None]]]]:
     """Yield each server with its addresses, and the health of those that are checked, with what checks them now."""
     for server, addresses in source.shown.servers.get(pool.key, {}).items():

@@ -1,4 +1,4 @@
-"""Addresses of servers that are named: asked for in threads, again every 30 s. While that fails the last ones stay."""
+"""Resolves the names of servers in threads, every 30 s. While that fails the last addresses stay."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from lbagent.model.address import format_ip, parse_ip
 from lbagent.task_failure import log_failure
 
 log = logging.getLogger(__name__)
-AGAIN_S = 30.0
-RETRY_S = 2.0  # for a name that has no address yet
-MAX_AT_ONCE = 4  # questions; a resolver that hangs holds up other names, never the loop
+RESOLVE_INTERVAL_S = 30.0
+RESOLVE_RETRY_DELAY_S = 2.0  # for a name that has no address yet
+MAX_CONCURRENT_LOOKUPS = 4  # a resolver that hangs delays other names, never the loop
 MAX_ADDRESSES = 64  # of a name
 
 Lookup = Callable[[str], list[bytes]]
@@ -28,7 +28,7 @@ def look_up(host: str) -> list[bytes]:
 
 
 class ServerNames:
-    """The names that are in use, and what is known of each."""
+    """The names that are in use, with their addresses."""
 
     def __init__(
         self, on_change: Callable[[], None], known: Mapping[str, tuple[str, ...]], lookup: Lookup = look_up
@@ -40,7 +40,7 @@ class ServerNames:
         self.problems: dict[str, str] = {}  # names whose last look-up failed
         self._on_change, self._lookup = on_change, lookup
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._places = asyncio.Semaphore(MAX_AT_ONCE)
+        self._places = asyncio.Semaphore(MAX_CONCURRENT_LOOKUPS)
 
     def use(self, hosts: Collection[str]) -> None:
         """Follow these names, and no others."""
@@ -58,7 +58,7 @@ class ServerNames:
         return {host: tuple(map(format_ip, addresses)) for host, addresses in self.addresses.items()}
 
     def close(self) -> None:
-        """Ask for no name any more."""
+        """Stop resolving."""
         for task in self._tasks.values():
             task.cancel()
         self._tasks.clear()
@@ -67,7 +67,7 @@ class ServerNames:
         while True:
             async with self._places:
                 await self._ask(host)
-            await asyncio.sleep(AGAIN_S if self.addresses.get(host) else RETRY_S)
+            await asyncio.sleep(RESOLVE_INTERVAL_S if self.addresses.get(host) else RESOLVE_RETRY_DELAY_S)
 
     async def _ask(self, host: str) -> None:
         before = self.addresses.get(host, ()), self.problems.get(host, "")

@@ -19,9 +19,9 @@ from lbagent.bpf.hooks import (
     TC_EGRESS,
     TC_INGRESS,
     XDP,
-    AttachTarget,
+    AttachPoint,
+    AttachPointKind,
     Hook,
-    TargetKind,
     in_mode,
     link_pin,
 )
@@ -48,19 +48,19 @@ if TYPE_CHECKING:
 class Attachment:
     """One hook of one target, as wanted or as found."""
 
-    target: AttachTarget
+    target: AttachPoint
     hook: Hook
     optional: bool = False  # the target of a pattern: it may go at any time, which is no error
 
     @classmethod
     def on_device(cls, name: str, hook: Hook, *, optional: bool = False) -> Attachment:
         """Return the attachment of a hook to a network device."""
-        return cls(AttachTarget(TargetKind.DEVICE, name), hook, optional)
+        return cls(AttachPoint(AttachPointKind.DEVICE, name), hook, optional)
 
     @classmethod
     def on_cgroup(cls, path: str, hook: Hook) -> Attachment:
         """Return the attachment of a hook to a cgroup."""
-        return cls(AttachTarget(TargetKind.CGROUP, path), hook)
+        return cls(AttachPoint(AttachPointKind.CGROUP, path), hook)
 
     def __str__(self) -> str:
         """Return target and hook as one word, for a log line."""
@@ -70,20 +70,20 @@ class Attachment:
 class Attacher(Protocol):
     """What attaches programs to one kind of target."""
 
-    def attach(self, target: AttachTarget, hook: Hook, programs: Mapping[str, int], *, fall_back: bool) -> Hook:
+    def attach(self, target: AttachPoint, hook: Hook, programs: Mapping[str, int], *, fall_back: bool) -> Hook:
         """Attach or update; return the hook it became.
 
         Raises NotFound where the target has gone, else what `attach` of this module raises.
         """
 
-    def exists(self, target: AttachTarget) -> bool:
+    def exists(self, target: AttachPoint) -> bool:
         """Say whether the target is there."""
 
 
-def _attachers(root: Path, netlink: IPRoute, present: Mapping[str, Device]) -> Mapping[TargetKind, Attacher]:
+def _attachers(root: Path, netlink: IPRoute, present: Mapping[str, Device]) -> Mapping[AttachPointKind, Attacher]:
     return {
-        TargetKind.DEVICE: DeviceAttacher(root, netlink, with_former_names(root, present)),
-        TargetKind.CGROUP: CgroupAttacher(root),
+        AttachPointKind.DEVICE: DeviceAttacher(root, netlink, with_former_names(root, present)),
+        AttachPointKind.CGROUP: CgroupAttacher(root),
     }
 
 
@@ -221,8 +221,8 @@ def _index_of(device: str) -> int:
 
 
 _TARGET_IDS = {
-    TargetKind.DEVICE: _index_of,
-    TargetKind.CGROUP: cgroup_id,
+    AttachPointKind.DEVICE: _index_of,
+    AttachPointKind.CGROUP: cgroup_id,
 }  # what the kernel calls a target in a link; 0: it is gone
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from lbagent.bpf.hooks import AttachTarget, Hook
+    from lbagent.bpf.hooks import AttachPoint, Hook
 
 _TELLTALE = "lb_config"  # a map of every socket program; another one than ours is another agent's
 _AT_COOKIE, _AT_FLAGS = LB_CONFIG.offsets()["netns_cookie"], LB_CONFIG.offsets()["flags"]
@@ -36,7 +36,7 @@ class CgroupAttacher:
 
     root: Path
 
-    def attach(self, target: AttachTarget, hook: Hook, programs: Mapping[str, int], *, fall_back: bool) -> Hook:  # noqa: ARG002 as every Attacher
+    def attach(self, target: AttachPoint, hook: Hook, programs: Mapping[str, int], *, fall_back: bool) -> Hook:  # noqa: ARG002 as every Attacher
         """Attach to a cgroup, or update what is attached there; return the hook. Nothing stands in for a socket program.
 
         Raises NotFound (no such cgroup), ConfigError (the path is none), Conflict (another lbagent, or a program that allows none
@@ -54,12 +54,12 @@ class CgroupAttacher:
             os.close(fd)
         return hook
 
-    def exists(self, target: AttachTarget) -> bool:
+    def exists(self, target: AttachPoint) -> bool:
         """Say whether the cgroup is there."""
         return cgroup_id(target.name) != 0
 
 
-def _explain(error: KernelError, target: AttachTarget, hook: Hook) -> Exception:
+def _explain(error: KernelError, target: AttachPoint, hook: Hook) -> Exception:
     """Return what an operator can do about a refused attachment."""
     if error.errno == errno.EPERM:
         return Conflict(
@@ -80,7 +80,7 @@ class _Served(NamedTuple):
     pools_alone: bool
 
 
-def _require_no_other_agent(cgroup: int, target: AttachTarget, hook: Hook, prog_fd: int) -> None:
+def _require_no_other_agent(cgroup: int, target: AttachPoint, hook: Hook, prog_fd: int) -> None:
     """Raise Conflict when programs of another agent run here that serve the same as `prog_fd`, a program of ours."""
     own_maps = set(bpf_prog.prog_map_ids(prog_fd))
     own = _served(own_maps)

@@ -11,7 +11,7 @@ import errno
 import struct
 from typing import TYPE_CHECKING, Any
 
-from lbagent.bpf.hooks import HOOKS, AttachTarget, Hook, TargetKind
+from lbagent.bpf.hooks import HOOKS, AttachPoint, AttachPointKind, Hook
 from lbagent.errors import KernelError
 from lbagent.iproute import NetlinkError
 from lbagent.kernel.features import has_tcx
@@ -127,7 +127,7 @@ def marked_indexes(root: Path) -> dict[str, int]:
     marks = sorted((root / "link").glob(f"*{MARK_SUFFIX}")) if (root / "link").is_dir() else []
     out = {}
     for mark in marks:
-        target = AttachTarget.from_pin_name(TargetKind.DEVICE, mark.name.removesuffix(MARK_SUFFIX))
+        target = AttachPoint.from_pin_name(AttachPointKind.DEVICE, mark.name.removesuffix(MARK_SUFFIX))
         for item in mark.glob(f"{_INDEX_MARK}*"):
             out[target.name] = int(item.name.removeprefix(_INDEX_MARK))
     return out
@@ -144,4 +144,4 @@ def _write_index(mark: Path, ifindex: int) -> None:
 
 
 def _mark(root: Path, device: str) -> Path:
-    return root / "link" / (AttachTarget(TargetKind.DEVICE, device).pin_name + MARK_SUFFIX)
+    return root / "link" / (AttachPoint(AttachPointKind.DEVICE, device).pin_name + MARK_SUFFIX)

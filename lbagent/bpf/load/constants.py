@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from lbagent.kernel.opcodes import INSN_BYTES, LD_IMM64, LDX_U64, NOP, decode, insn, is_jump, signed
 
 if TYPE_CHECKING:
-    from lbagent.bpf.build.artifact import Program
+    from lbagent.bpf.compiler.artifact import Program
 
 CONFIG_MAP = "lb_config"
 

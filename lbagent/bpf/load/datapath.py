@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from lbagent.bpf.build import artifact as artifacts
+from lbagent.bpf.compiler import artifact as artifacts
 from lbagent.bpf.hooks import CONTEXTS, SOCK_CONTEXT, TC_EGRESS, contexts_of
 from lbagent.bpf.load import attach, generation, program_settings
 from lbagent.bpf.load.attach import Attachment
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from lbagent.bpf.build.artifact import Artifact
+    from lbagent.bpf.compiler.artifact import Artifact
     from lbagent.bpf.hooks import Hook
     from lbagent.bpf.load.program_settings import Seeds, Settings
     from lbagent.maps.specs import Sizes

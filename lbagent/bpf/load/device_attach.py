@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from lbagent.bpf.hooks import AttachTarget, Hook
+    from lbagent.bpf.hooks import AttachPoint, Hook
     from lbagent.bpf.load.devices import Device
     from lbagent.iproute import IPRoute
 
@@ -32,7 +32,7 @@ class DeviceAttacher:
     netlink: IPRoute
     present: Mapping[str, Device]
 
-    def attach(self, target: AttachTarget, hook: Hook, programs: Mapping[str, int], *, fall_back: bool) -> Hook:
+    def attach(self, target: AttachPoint, hook: Hook, programs: Mapping[str, int], *, fall_back: bool) -> Hook:
         """Attach to one device, or update what is attached there; return the hook it became (with `fall_back`, another).
 
         Raises NotFound (the device has gone), Conflict (another XDP program, another agent), Unsupported, KernelError.
@@ -57,11 +57,11 @@ class DeviceAttacher:
             raise reason from error
         return hook
 
-    def exists(self, target: AttachTarget) -> bool:
+    def exists(self, target: AttachPoint) -> bool:
         """Say whether the device is in this network namespace."""
         return target.name in self.present
 
-    def _in_other_mode(self, target: AttachTarget, device: Device, hook: Hook) -> bool:
+    def _in_other_mode(self, target: AttachPoint, device: Device, hook: Hook) -> bool:
         ours = device.xdp_prog_id and linked_program(self.root, target, hook)
         return bool(ours) and device.xdp_mode != hook.xdp_mode
 

@@ -28,7 +28,7 @@ from lbagent.model.further_sources import FurtherSources
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from lbagent.bpf.build.artifact import Artifact, Program
+    from lbagent.bpf.compiler.artifact import Artifact, Program
 
 _NEXT = "next"
 _LOOK_UP = re.compile(r"call_\w+_(reply|icmp)[46]")

@@ -9,7 +9,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from lbagent.bpf.hooks import AttachTarget, Hook, TargetKind, link_pin, parse_link_pin
+from lbagent.bpf.hooks import AttachPoint, AttachPointKind, Hook, link_pin, parse_link_pin
 from lbagent.errors import KernelError, LbError
 from lbagent.kernel import bpf_link, bpf_prog, bpffs
 from lbagent.kernel.kernel_error import kernel_errors
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def pin_path(root: Path, target: AttachTarget, hook: Hook) -> Path:
+def pin_path(root: Path, target: AttachPoint, hook: Hook) -> Path:
     """Return where the link of a target is pinned."""
     return root / "link" / link_pin(target, hook)
 
 
-def attach_link(root: Path, target: AttachTarget, number: int, hook: Hook, prog_fd: int, *, target_id: int = 0) -> None:
+def attach_link(root: Path, target: AttachPoint, number: int, hook: Hook, prog_fd: int, *, target_id: int = 0) -> None:
     """Attach by a link and pin it, or update the one that is pinned there. Raises KernelError with the kernel's errno.
 
     `number` is the interface index or the open cgroup, `target_id` what the kernel says of a link to it (default: the same
@@ -69,7 +69,7 @@ def _pins(folder: Path) -> list[Path]:
 
 
 def _is_of_device(pin: str) -> bool:
-    return parse_link_pin(pin)[0].kind is TargetKind.DEVICE
+    return parse_link_pin(pin)[0].kind is AttachPointKind.DEVICE
 
 
 def _target_id(path: Path) -> int:
@@ -82,7 +82,7 @@ def _target_id(path: Path) -> int:
         os.close(fd)
 
 
-def linked_program(root: Path, target: AttachTarget, hook: Hook) -> int:
+def linked_program(root: Path, target: AttachPoint, hook: Hook) -> int:
     """Return the id of the program in a pinned link; 0 if there is no link or its target is gone."""
     try:
         fd = bpffs.open_pin(pin_path(root, target, hook))
@@ -96,7 +96,7 @@ def linked_program(root: Path, target: AttachTarget, hook: Hook) -> int:
     return info.prog_id if info.target_id else 0
 
 
-def link_fault(root: Path, target: AttachTarget, hook: Hook, target_id: int, prog_id: int) -> str:
+def link_fault(root: Path, target: AttachPoint, hook: Hook, target_id: int, prog_id: int) -> str:
     """Return why a pinned link does not run this program on this target; '' when it does. Raises KernelError."""
     path = pin_path(root, target, hook)
     if not path.exists():
@@ -114,7 +114,7 @@ def link_fault(root: Path, target: AttachTarget, hook: Hook, target_id: int, pro
     return "" if info.prog_id == prog_id else "another program was put into its link"
 
 
-def detach_link(root: Path, target: AttachTarget, hook: Hook) -> bool:
+def detach_link(root: Path, target: AttachPoint, hook: Hook) -> bool:
     """Detach at once and take the pin away; return whether there was one."""
     path = pin_path(root, target, hook)
     if not path.exists():
@@ -132,6 +132,6 @@ def detach_link(root: Path, target: AttachTarget, hook: Hook) -> bool:
     return True
 
 
-def pinned_links(root: Path) -> list[tuple[AttachTarget, Hook]]:
+def pinned_links(root: Path) -> list[tuple[AttachPoint, Hook]]:
     """Return target and hook of every pinned link, by the names of the pins."""
     return [parse_link_pin(item.name) for item in _pins(root / "link")]

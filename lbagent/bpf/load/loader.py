@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lbagent.bpf.build.rewrite import take_out_calls
+from lbagent.bpf.compiler.rewrite import take_out_calls
 from lbagent.bpf.hooks import CONTEXTS, load_attach_type
 from lbagent.bpf.load.constants import with_constants
 from lbagent.bpf.tail_calls import AGENT_RUN_PROGRAMS
@@ -36,7 +36,7 @@ from lbagent.maps.specs import OLD_MAPS, map_specs
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from lbagent.bpf.build.artifact import Artifact, Program
+    from lbagent.bpf.compiler.artifact import Artifact, Program
 
 MIN_KERNEL = (5, 15)
 PRIORITY_STEP = (

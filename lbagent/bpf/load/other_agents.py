@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from lbagent.bpf.hooks import HOOKS, TC_EGRESS, TC_INGRESS, AttachTarget, TargetKind
+from lbagent.bpf.hooks import HOOKS, TC_EGRESS, TC_INGRESS, AttachPoint, AttachPointKind
 from lbagent.bpf.load import clsact
 from lbagent.bpf.load.links import linked_program
 from lbagent.errors import Conflict, KernelError
@@ -30,7 +30,7 @@ def require_no_other_agent(root: Path, netlink: IPRoute, device: Device, prog_fd
 
     `prog_fd` is a program of ours. Programs in links that are pinned under `root` are ours as well, whatever maps they have.
     """
-    target = AttachTarget(TargetKind.DEVICE, device.name)
+    target = AttachPoint(AttachPointKind.DEVICE, device.name)
     ours = {linked_program(root, target, hook) for hook in HOOKS}
     own_maps = frozenset(bpf_prog.prog_map_ids(prog_fd))
     in_filters = clsact.filter_programs(netlink, device)

@@ -11,8 +11,9 @@ import struct
 
 from msgspec import Struct
 
+from lbagent.maps.flow_layout import FLOW_LAYOUT
 from lbagent.maps.layout import HOST_ORDER, LB_CONFIG, ConfigFlag
-from lbagent.maps.specs import Sizes, counter_row, counter_rows
+from lbagent.maps.specs import Sizes, counter_stripe_bytes, counter_stripes
 from lbagent.model.further_sources import MAX_FURTHER, FurtherSources, further_stride
 
 _NEW_FLOWS = {"any": 0, "syn": ConfigFlag.NEW_FLOWS_SYN}
@@ -116,10 +117,10 @@ def pack_config(settings: Settings, sizes: Sizes, seeds: Seeds, hz: int, old: Si
         "path_mask": sizes.backends - 1, "jiffies_shift": shift,
         "snat_port_min": settings.snat_port_min, "snat_port_max": settings.snat_port_max,
         "reject_rate": settings.reject_rate, "maglev_size": sizes.maglev_size, "flags": settings.flags(),
-        "counter_rows": counter_rows(sizes), "counter_row": counter_row(sizes),
+        "counter_stripes": counter_stripes(sizes), "counter_stripe_bytes": counter_stripe_bytes(sizes),
         "hz": hz, **timeouts, "timeout_longest": max(timeouts.values()),
         **{f"{name}_old_mask": _old_mask(sizes, old, name) for name in ("flow4", "flow6", "snat4", "snat6")},
-        **further_words(settings.further, sizes), "netns_cookie": settings.netns_cookie,
+        **further_words(settings.further, sizes), "netns_cookie": settings.netns_cookie, "flow_layout": FLOW_LAYOUT,
     }  # fmt: skip
     return LB_CONFIG.pack(*(values[name] for name, _ in LB_CONFIG.fields))
 

@@ -25,7 +25,7 @@ from lbagent.maps.specs import MapType, Sizes, maglev_inner, map_specs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lbagent.bpf.build.artifact import Artifact, Program
+    from lbagent.bpf.compiler.artifact import Artifact, Program
 
 SMALL_SIZES = Sizes(
     flow4=1 << 12, flow6=1 << 12, snat4=1 << 12, snat6=1 << 12, services=1 << 10, backends=1 << 10,

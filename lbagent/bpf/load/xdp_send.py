@@ -7,6 +7,8 @@ Source: `__xdp_enqueue` of kernel/bpf/devmap.c, `veth_set_xdp_features` (behavio
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from lbagent.kernel.features import XdpFeature
 
 # Kinds whose drivers have no ndo_xdp_xmit, whatever the kernel.
@@ -19,17 +21,25 @@ REFUSING_KINDS = frozenset(
 GRO_ADVICE = "`ethtool -K PEER gro on` at its other end"
 
 
-def refusal(kind: str, features: XdpFeature | None, *, runs: bool = False, alone: bool = False) -> str:
-    """Return why a device of a kind ('' = NIC) does not take frames from XDP; '' when it does. `features` None: not known.
+class Refusal(NamedTuple):
+    """Why a device takes no frames from XDP, and what changes that ('': nothing)."""
+
+    reason: str
+    remedy: str = ""
+
+
+def refusal(kind: str, features: XdpFeature | None, *, runs: bool = False, alone: bool = False) -> Refusal | None:
+    """Return why a device of a kind ('' = NIC) does not take frames from XDP; None when it does. `features` None: not known.
 
     `runs`: our XDP program is on it: a veth that an operator chose for that has another end that polls, a pod's seldom has.
     `alone`: and on no other, so that it can only send frames back the way they came; every NIC that runs programs does that
     (XDP_TX).
     """
     if features is None:
-        return f"a {kind} takes no frames from XDP" if kind in REFUSING_KINDS or (kind == "veth" and not runs) else ""
+        is_refused = kind in REFUSING_KINDS or (kind == "veth" and not runs)
+        return Refusal(f"a {kind} takes no frames from XDP") if is_refused else None
     if features & XdpFeature.NDO_XMIT or (alone and not kind and features & XdpFeature.BASIC):
-        return ""
+        return None
     if kind == "veth" and features & XdpFeature.BASIC:
-        return f"its other end does not poll; {GRO_ADVICE} changes that"
-    return f"a {kind} takes no frames from XDP" if kind else "its driver takes no frames from XDP"
+        return Refusal(f"its other end does not poll; {GRO_ADVICE} changes that", GRO_ADVICE)
+    return Refusal(f"a {kind} takes no frames from XDP" if kind else "its driver takes no frames from XDP")

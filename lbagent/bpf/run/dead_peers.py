@@ -11,8 +11,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 
-from lbagent.bpf.run import sock_diag
 from lbagent.errors import LbError
+from lbagent.kernel import sock_diag
 from lbagent.maps.backend_codec import path_of
 from lbagent.maps.layout import PATH, SOCK_KEY, SOCK_REVERSE, SOCK_VALUE
 from lbagent.maps.lbmaps import LBMaps

@@ -14,14 +14,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from lbagent.maps import backend_codec
-from lbagent.maps.flow_layout import SPILL_VALUE
+from lbagent.maps.flow_layout import BACKEND_GENERATION_TURNED, SPILL_VALUE
 from lbagent.maps.flow_reader import Pair, spilled_rows
 from lbagent.maps.layout import FORMER_BACKEND_SHIFT, FORMER_BACKENDS, HOST_ORDER, PATH, U32, PathL4
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.family import Family
 
 MAP = "lb_former_backend"
-_GENERATION_TURNED = 0x80 << SPILL_VALUE.fields["backend_generation"].shift  # V_BACKEND_GEN_NONE of ct_value.h
+_GENERATION_TURNED = BACKEND_GENERATION_TURNED << SPILL_VALUE.fields["backend_generation"].shift
 
 
 async def _nothing() -> None:

@@ -20,7 +20,7 @@ from lbagent.model.family import Family
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lbagent.bpf.build.artifact import Artifact
+    from lbagent.bpf.compiler.artifact import Artifact
 
 POSITIONS_PER_RUN = 1 << 17  # positions a call
 MAX_PASSES = (

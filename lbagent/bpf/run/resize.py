@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from lbagent.bpf.build.artifact import Artifact
+from lbagent.bpf.compiler.artifact import Artifact
 from lbagent.bpf.load import generation
 from lbagent.bpf.load import program_settings as records
 from lbagent.bpf.load.program_settings import Settings
@@ -38,6 +38,7 @@ def resize_at_start(bpffs: str, wanted: Sizes, artifact: Callable[[], Artifact],
     What cannot be done leaves the old sizes serving and is a problem of the outcome. Sizes that cannot be changed in place
     (the Maglev tables') are left for KernelMaps.open to refuse. Raises LbError where a broken-off change cannot be finished.
     """
+    pins.check_flow_layout(bpffs)
     _finish(bpffs, artifact, settings)
     try:
         present = pins.pinned_sizes(bpffs)

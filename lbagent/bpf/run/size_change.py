@@ -17,7 +17,7 @@ from typing import Self
 
 from msgspec import Struct
 
-from lbagent.bpf.build.artifact import Artifact
+from lbagent.bpf.compiler.artifact import Artifact
 from lbagent.bpf.load import attach, datapath, generation
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.program_settings import Settings
@@ -27,7 +27,7 @@ from lbagent.kernel import bpffs
 from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.specs import OLD_MAPS, MapSpec, MapType, Sizes, counter_row, counter_rows
+from lbagent.maps.specs import OLD_MAPS, MapSpec, MapType, Sizes, counter_stripe_bytes, counter_stripes
 
 log = logging.getLogger(__name__)
 STAGE, MOVING, MOVED = "resize", "moving", "moved"
@@ -186,8 +186,8 @@ def _copy_bytes(old: KernelMaps, new: KernelMaps, name: str, places: tuple[int, 
 def _copy(old: KernelMaps, new: KernelMaps, spec: MapSpec) -> None:
     """Copy the entries of one map; of an array as many as fit (ids beyond were refused before)."""
     if spec.name == "lb_metrics":
-        before, after = counter_row(old.sizes), counter_row(new.sizes)
-        for number in range(min(counter_rows(old.sizes), counter_rows(new.sizes))):
+        before, after = counter_stripe_bytes(old.sizes), counter_stripe_bytes(new.sizes)
+        for number in range(min(counter_stripes(old.sizes), counter_stripes(new.sizes))):
             _copy_bytes(old, new, spec.name, (number * before, number * after), min(before, after))
     elif spec.type is MapType.ARRAY:
         _copy_bytes(old, new, spec.name, (0, 0), min(spec.value_size, new.specs[spec.name].value_size))

@@ -21,7 +21,7 @@ from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps.layout import FLOW_WAYS, HOST_ORDER, LB_SWEEP, SWEEP_STEP
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.maps.reasons import Event, Reason, label
-from lbagent.maps.specs import Sizes, counter_row, counter_rows
+from lbagent.maps.specs import Sizes, counter_stripe_bytes, counter_stripes
 from lbagent.model.family import Family
 
 log = logging.getLogger(__name__)
@@ -48,8 +48,8 @@ PAGE_IDS = 4096  # ids read at a time: half a millisecond
 
 def trust_ages(maps: LBMaps, until: int) -> None:
     """Let the programs believe 16-bit ages until this tick, in the place of Reason.NONE of every CPU's row. Raises KernelError."""
-    row = counter_row(maps.sizes)
-    maps.store("lb_metrics", [(n * row, until.to_bytes(8, HOST_ORDER)) for n in range(counter_rows(maps.sizes))])
+    row = counter_stripe_bytes(maps.sizes)
+    maps.store("lb_metrics", [(n * row, until.to_bytes(8, HOST_ORDER)) for n in range(counter_stripes(maps.sizes))])
 
 
 InForce = tuple[Mapping[str, int], Sizes]  # programs, and the sizes of their maps

@@ -12,67 +12,36 @@ from typing import Any, TypeVar
 import click
 
 from lbagent.api.client import DEFAULT_TIMEOUT_S, AgentClient
+from lbagent.api.listed_fields import BACKENDS
 from lbagent.cli import output
 from lbagent.cli.options import FITTING, Duration, form_option, list_options, socket_option
-from lbagent.cli.output import FORMATS, Column, Listing, Row, Style
-from lbagent.errors import LastBackend, LbError, Refused, TimedOut
+from lbagent.cli.output import FORMATS, Listing, Row, Style, columns_of
+from lbagent.errors import AgentUnreachable, LastBackend, LbError, Refused, TimedOut
 
 F = TypeVar("F", bound=Callable[..., Any])
 STATES = ("active", "maintenance", "quarantined", "terminating")  # the last only to be refused by name
 POLL_S = 0.5
 PROGRESS_S = 5.0  # seconds between two lines of progress, at the least
 ANSWER_S = 2.0  # an agent has this long for an answer, however short the wait
-OLD_S = 1.0  # counts older than this are said to be old
-
-
-def _set_by(row: Row) -> str:
-    """Return what says the state: the operator, a BackendState, else the endpoint itself (or its weight 0)."""
-    if row.get("set_by"):
-        return str(row["set_by"])
-    if row["state"] == "active":
-        return ""
-    return "weight" if row["state"] == "maintenance" and row["weight"] == 0 else "endpoint"
-
-
-def _since(row: Row) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(row["set_at"])) if row.get("set_at") else ""
-
-
-COLUMNS = (
-    Column("ID", lambda row: row["id"]),
-    Column("ADDRESS", lambda row: row["address"]),
-    Column("STATE", lambda row: row["state"]),
-    Column("WEIGHT", lambda row: row["weight"]),
-    Column("FLOWS", lambda row: row["flows"] if row["flows"] >= 0 else ""),
-    Column("NODE", lambda row: row["node"]),
-    Column("LOCAL", lambda row: row["local"]),
-    Column("SERVICES", lambda row: row["services"], cut=True),
-    Column("ZONE", lambda row: row["zone"], wide=True),
-)
+RECONNECT_S = 60.0  # a drain is followed again when an agent that went away is back within this time
+STALE_AFTER_S = 1.0  # counts older than this are said to be old
 
 
 def listing(rows: list[Row], *, always: bool = False) -> Listing:
     """Return how backends are shown.
 
-    A table says only where it is of interest, or `always`, which way packets take (XDP programs run, and leave some to tc), and who
-    set a state and since when (one was set).
+    A table says only where it is of interest, or `always`, which way packets take (XDP programs run, and leave some to tc), which
+    backends are drained, and who set a state and since when (one was set).
     """
-    one_way = not always and not any(row.get("way_reason") for row in rows)
-    none_set = not always and not any(row.get("set_by") for row in rows)
-    columns = (
-        Column("WAY", lambda row: row.get("way"), wide=one_way),
-        Column("DEVICE", lambda row: row.get("device"), wide=True),
-        Column("SET-BY", _set_by, wide=none_set),
-        Column("SINCE", _since, wide=none_set),
-    )
-    return Listing((*COLUMNS, *columns), name=lambda row: str(row["address"]), key=lambda row: row["address"])
+    columns = columns_of(BACKENDS, rows, always=always)
+    return Listing(columns, name=lambda row: str(row["address"]), key=lambda row: row["address"])
 
 
 def show(rows: list[Row], style: Style) -> None:
     """Print backends; say on stderr how old their counts of flows are when they are old."""
     output.show(listing(rows), rows, style)
     age_s = max((row.get("flows_age_s", 0.0) for row in rows), default=0.0)
-    if age_s > OLD_S and style.form in ("table", "wide"):
+    if age_s > STALE_AFTER_S and style.form in ("table", "wide"):
         click.echo(f"flows were counted {age_s:.0f} s ago", err=True)
 
 
@@ -92,7 +61,8 @@ def list_(socket: str, namespace: str, service: str, node: str, state: str | Non
     """List backends, each once. Their flows are counted when you ask.
 
     WAY says how packets get to a backend: passed up to the stack of this node, sent by xdp, or sent by tc. It is shown with -o
-    wide, and as soon as XDP programs leave the packets of a backend to tc.
+    wide, and as soon as XDP programs leave the packets of a backend to tc. DRAIN says how many flows a drain has left of those
+    at its start.
     """
     client = AgentClient(socket)
     wanted = service if "/" in service or not service else f"{namespace or 'default'}/{service}"
@@ -200,14 +170,19 @@ def _natively_served(client: AgentClient, rows: list[Row]) -> set[str]:
 
 def _set(client: AgentClient, state: str, named: dict[str, Any], *, yes: bool) -> list[Row]:
     """Set a state; ask before the last backend of a Service is taken away. Raises LastBackend where no person can be asked."""
+    return _sparing_last(functools.partial(client.set_state, state=state, **named), yes=yes)
+
+
+def _sparing_last(change: Callable[..., list[Row]], *, yes: bool) -> list[Row]:
+    """Call what sets states; ask before the last backend of a Service is taken away. Raises as `_set`."""
     try:
-        return client.set_state(state=state, spare_last=not yes, **named)
+        return change(spare_last=not yes)
     except LastBackend as error:
         if not sys.stdin.isatty():
             raise LastBackend(f"{error}; nothing was changed; give --yes to do it nevertheless") from None
         if not click.confirm(f"{error}. Go on?", err=True):
             raise Refused("nothing was changed") from None
-    return client.set_state(state=state, **named)
+    return change()
 
 
 @backend.command("clear-state", short_help="Forget a state that was set.")
@@ -286,29 +261,53 @@ def drain(words: tuple[str, ...], named: dict[str, Any], yes: bool, socket: str,
 
     BACKEND is what set-state takes. The last backend of a Service is drained only after you have said so, or with --yes.
 
-    Exit code 4: refused; nothing was changed. 6: some flows are left; the backends stay in maintenance.
+    The agent drains, this command follows it: when it ends early, the drain goes on, also over a restart of the agent. `status`
+    and `backend list` show it. A backend that is drained already goes on so, until the later of both deadlines; `set-state
+    active` and clear-state cancel it.
+
+    Exit code 1: cancelled. 4: refused; nothing was changed. 6: some flows are left; the backends stay in maintenance.
     """
     client = AgentClient(socket, timeout_s=min(max(timeout_s, ANSWER_S), DEFAULT_TIMEOUT_S))
     backends = split_backends(words, named) | named
-    names = [row["address"] for row in _set(client, "maintenance", backends, yes=yes)]
+    rows = _sparing_last(functools.partial(client.start_drain, timeout_s=timeout_s, **backends), yes=yes)
+    names = [row["address"] for row in rows]
     deadline = time.monotonic() + timeout_s
-    begin = int(client.status()["sweeps"])
-    left: dict[str, int] = {}
     click.echo(f"{', '.join(names)} in maintenance; waiting for the next count of flows", err=True)
-    progress = _Progress()
+    progress, going = _Progress(), names
     while True:
-        # the sweep that was running counted flows from before; the one after it is ours
-        swept = int(client.status()["sweeps"]) >= begin + 2
-        left = _flows(client.backends(), names)
-        if swept and not any(left.values()):
+        drains = _drains(client, going, deadline)
+        going = [name for name in going if drains[name]["state"] != "drained"]
+        left = {name: drains[name]["flows"] for name in going}
+        if not going:
             break
-        if swept:
+        if all(drains[name]["counted"] for name in going):
             progress.show(left)
-        if time.monotonic() >= deadline:
+        is_over = all(drains[name]["state"] != "draining" for name in going)
+        if is_over or time.monotonic() >= deadline:
             raise TimedOut(f"after {timeout_s:g} s {_left(left)}; the backends stay in maintenance")
         time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
     for name in names:
         click.echo(f"{name} drained")
+
+
+def _drains(client: AgentClient, names: list[str], deadline: float) -> dict[str, Row]:
+    """Return the drains of backends; waits while the agent restarts. Raises LbError where one of them is there no more."""
+    gone_since = None
+    while True:
+        try:
+            rows = client.drains()
+            break
+        except AgentUnreachable as error:
+            if gone_since is None:
+                gone_since = time.monotonic()
+                click.echo(f"{error}; waiting for it", err=True)
+            if time.monotonic() >= min(gone_since + RECONNECT_S, deadline):
+                raise AgentUnreachable(f"{error}; the drain goes on as soon as an agent runs") from None
+            time.sleep(POLL_S)
+    found = {row["address"]: row for row in rows}
+    if missing := [name for name in names if name not in found]:
+        raise LbError(f"the drain of {', '.join(missing)} was cancelled by set-state or clear-state")
+    return found
 
 
 class _Progress:
@@ -329,8 +328,3 @@ def _left(left: dict[str, int]) -> str:
     """Return what a drain still waits for: flows, or the sweep that counts them."""
     counts = ", ".join(f"{name} {count}" for name, count in left.items() if count > 0)
     return f"flows are left: {counts}" if counts else "no sweep has counted the flows yet (--sweep-interval)"
-
-
-def _flows(rows: list[Row], names: list[str]) -> dict[str, int]:
-    """Return the live flows of the named backends; one that is gone has none."""
-    return {row["address"]: row["flows"] for row in rows if row["address"] in names}

@@ -20,8 +20,8 @@ def build(output: str, force: bool, check: bool) -> int:
     """Compile all programs into one file, the artifact. Needs BCC."""
     from pathlib import Path
 
-    from lbagent.bpf.build.builder import build as compile_all
-    from lbagent.bpf.build.c_source import ARTIFACT_PATH
+    from lbagent.bpf.compiler.builder import build as compile_all
+    from lbagent.bpf.compiler.c_source import ARTIFACT_PATH
 
     path = Path(output) if output else ARTIFACT_PATH
     if path.is_dir() or not path.parent.is_dir():

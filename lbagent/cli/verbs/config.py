@@ -42,6 +42,9 @@ def check(**flags: Any) -> int:
             click.echo(f"{announce}: ok")
     if settings is None or faults:
         raise ConfigError("\n".join(faults))
+    from lbagent.targets.renderers import chosen
+
+    chosen(settings)
     if settings.manifests and Path(settings.manifests).is_dir():
         refused = not _manifests_are_good(settings)
     click.echo(f"{flags['file'] or 'configuration'}: ok")
@@ -49,7 +52,7 @@ def check(**flags: Any) -> int:
 
 
 def _manifests_are_good(settings: Config) -> bool:
-    from lbagent.sync.dry_run import dry_run
+    from lbagent.targets.bpf.dry_run import dry_run
 
     done = dry_run(settings.manifests, node_name=settings.node_name, node_ips=tuple(settings.node_ip))
     for message in done.messages:

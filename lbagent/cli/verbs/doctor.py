@@ -1,27 +1,47 @@
-"""`lbagent doctor`: what this machine supports and what will be used."""
+"""`lbagent doctor`: what this machine supports, what will be used, and what is wrong with the agent that runs."""
 
 from __future__ import annotations
 
 import errno
-from typing import Any
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from lbagent.api.client import AgentClient
 from lbagent.cli.options import form_option
 from lbagent.cli.output import GAP, document
 from lbagent.cli.setting_options import from_flags, setting_options
+from lbagent.errors import LbError
+
+if TYPE_CHECKING:
+    from lbagent.model.check import Finding
 
 UNSUPPORTED = 77
+ANSWER_S = 2.0  # an agent that does not answer in time is left out
 
 
 @click.command()
 @form_option("table", "json", "yaml")
 @setting_options(
-    "device", "pod_device", "attach", "bpffs", "artifact", "snat_ports", "snat_address", "socket_lb", "apilb", "cgroup"
+    "device",
+    "pod_device",
+    "attach",
+    "bpffs",
+    "artifact",
+    "snat_ports",
+    "snat_address",
+    "socket_lb",
+    "apilb",
+    "cgroup",
+    "socket",
 )
 @click.option("--kubernetes", is_flag=True, help="Look for what kube-proxy left on this node, too.")
 def doctor(form: str, *, kubernetes: bool, **flags: Any) -> int:
     """Examine rights, kernel, programs, devices and settings. Nothing is changed.
+
+    Where an agent answers at --socket, its conditions follow (as in `lbagent status`): a fault as a warning, what is degraded or
+    mended as a note. They do not change the exit code.
 
     With --kubernetes also kube-proxy's leftovers: its nftables tables, iptables chains, IPVS device and ports, what each does to
     traffic, and the command that removes it.
@@ -30,36 +50,35 @@ def doctor(form: str, *, kubernetes: bool, **flags: Any) -> int:
     exist. 77: this kernel is too old, or has no bpf(2).
     """
     from lbagent.bpf.load.loader import MIN_KERNEL
-    from lbagent.bpf.run.probe import ProbeOptions, findings
+    from lbagent.checks.offline_context import OfflineContext
+    from lbagent.checks.table import offline_findings
     from lbagent.kernel import features
-    from lbagent.net.source_findings import source_findings
 
     settings = from_flags(flags)
-    first, last = settings.snat_port_range
-    found = findings(
-        ProbeOptions(
-            device=settings.device,
-            pod_device=settings.pod_device,
-            attach=settings.attach,
-            bpffs=settings.bpffs,
-            artifact=settings.artifact,
-            snat_ports=settings.snat_port_range,
-            socket_lb=settings.has_socket_programs,
-            cgroup=settings.cgroup,
-        )
-    )
-    found += source_findings(settings.snat_address, last - first + 1, settings.bpffs)
-    if kubernetes:
-        from lbagent.net.kube_proxy_leftovers import kube_proxy_findings
-
-        found += kube_proxy_findings()
+    found = offline_findings(OfflineContext(settings, kubernetes=kubernetes))
+    found += conditions(settings.socket, {(each.name, each.subject) for each in found if each.level != "ok"})
     if form == "table":
         for item in found:
-            click.echo(f"{item.level:<7}{GAP}{item.what}")
-            if item.advice:
-                click.echo(f"{'':<7}{GAP}-> {item.advice}")
+            click.echo(f"{item.level:<7}{GAP}{item.text}")
+            if item.remedy:
+                click.echo(f"{'':<7}{GAP}-> {item.remedy}")
     else:
-        document([{"level": str(item.level), "what": item.what, "advice": item.advice} for item in found], form)
+        document([{"level": str(item.level), "what": item.text, "advice": item.remedy} for item in found], form)
     if features.kernel_version() < MIN_KERNEL or features.can_load() == errno.ENOSYS:
         return UNSUPPORTED
     return min((item.exit_code for item in found if item.level == "error"), default=0)
+
+
+def conditions(socket: str, shown: Collection[tuple[str, str]]) -> Iterator[Finding]:
+    """Yield the conditions of the agent that answers at a socket, without those that are `shown` already (name and subject)."""
+    from lbagent.model.check import Finding, Level, Severity
+
+    try:
+        status = AgentClient(socket, ANSWER_S).status()
+    except LbError:
+        return  # no agent runs, or this user may not connect
+    for each in status.get("conditions", ()):
+        if (each["name"], each["subject"]) not in shown:
+            is_fault = each.get("severity", Severity.FAULT) == Severity.FAULT and not each["mended"]
+            level = Level.WARNING if is_fault else Level.NOTE
+            yield Finding(each["name"], each["subject"], each["text"], each["remedy"], level=level)

@@ -96,7 +96,7 @@ def plan(
     Exit code 0: all input was good. 1: something was refused (stderr names it) and the rest is printed. 2: wrong usage, or
     no such folder.
     """
-    from lbagent.sync.dry_run import KnownIds, dry_run
+    from lbagent.targets.bpf.dry_run import KnownIds, dry_run
 
     known_ids = KnownIds.of_maps(bpffs or pins_of_the_agent()) if ids_from_maps else KnownIds()
     done = dry_run(
@@ -109,7 +109,8 @@ def plan(
         if done.lines:
             click.echo("\n".join(done.lines))
     else:
-        from lbagent.api.encode import frontend_rows, json_list
+        from lbagent.api.encode import json_list, listed_services
+        from lbagent.api.listed_fields import SERVICES
 
-        document(json.loads(b"".join(json_list(frontend_rows(done.state)))), form)
+        document(json.loads(b"".join(json_list(map(SERVICES.row, listed_services(done.state))))), form)
     return done.exit_code

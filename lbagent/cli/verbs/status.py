@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from lbagent.errors import AgentUnreachable, LbError, TimedOut
 POLL_S = 0.1
 ATTEMPT_S = 2.0  # for one answer while waiting
 FAULT = "fault"
+MAX_DRAINS = 20  # lines
 FULL = 0.8  # maps fuller than this are shown without -o wide
 
 
@@ -62,7 +64,7 @@ def _wait(client: AgentClient, wait_s: float) -> dict[str, Any]:
     found = False
     while True:
         try:
-            answer = client.status()
+            answer: dict[str, Any] = client.status()
             found = True
             if answer["ready"]:
                 return answer
@@ -119,6 +121,7 @@ def lines(found: dict[str, Any], *, wide: bool, now: float) -> list[str]:
             most = ", ".join(f"{name} {number}" for name, number in usage.get("namespaces", {}).items())
             by = f", most of them by namespace: {most}" if most else ""
             out.append(_fact("map", f"{usage['name']}: {usage['used']} of {usage['size']} ({share:.0%}){by}"))
+    out += _drains(found.get("drains", ()), now)
     for item in found["failing"]:
         out.append(
             _fact(
@@ -131,6 +134,24 @@ def lines(found: dict[str, Any], *, wide: bool, now: float) -> list[str]:
         out.append(_condition(item, now))
     shown = {item["text"] for item in conditions}
     return out + [_fact("problem", text) for text in found["problems"] if text not in shown]
+
+
+def _drains(drains: Sequence[dict[str, Any]], now: float) -> list[str]:
+    """Return a line for each drain of a backend, those that go on first; of many the first ones."""
+    out = [_fact("drain", f"{item['address']}: {_drain(item, now)}") for item in drains[:MAX_DRAINS]]
+    more = len(drains) - len(out)
+    return [*out, _fact("drain", f"{more} more; `lbagent backend list` shows them")] if more > 0 else out
+
+
+def _drain(item: dict[str, Any], now: float) -> str:
+    if item["state"] == "drained":
+        return f"drained {_age(now - item['ended'])} ago"
+    counted = (
+        f"{item['flows']} of {item['flows_at_start']} flows left" if item["flows"] >= 0 else "flows not counted yet"
+    )
+    if item["state"] == "draining":
+        return f"{counted} after {_age(now - item['since'])}; it times out in {_age(item['remaining_s'])}"
+    return f"timed out after {_age(item['timeout_s'])}, {counted}; it stays in maintenance"
 
 
 def _condition(item: dict[str, Any], now: float) -> str:

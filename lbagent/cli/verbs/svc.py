@@ -8,59 +8,14 @@ from typing import Any
 import click
 
 from lbagent.api.client import AgentClient
+from lbagent.api.listed_fields import MEMBERS, SERVICES, frontend_name, service_name
 from lbagent.cli import output
 from lbagent.cli.options import form_option, list_options, socket_option
-from lbagent.cli.output import GAP, Column, Listing, Row, Style
+from lbagent.cli.output import GAP, Listing, Row, Style, columns_of
 from lbagent.errors import ConfigError, LbError, NotFound
 
-
-def _frontend(row: Row) -> str:
-    return str(row["frontend"]) + ("/i" if row["scope"] == "internal" else "")
-
-
-def _service(row: Row) -> str:
-    return f"{row['namespace']}/{row['name']}"
-
-
-def _backends(row: Row) -> str:
-    """Return how many take new flows, of how many."""
-    return f"{sum(backend['selectable'] for backend in row['backends'])}/{len(row['backends'])}"
-
-
-def _state(row: Row) -> str:
-    """Return which backends take new flows: active ones; terminating ones when no other is left; none."""
-    states = {backend["state"] for backend in row["backends"] if backend["selectable"]}
-    return "active" if "active" in states else next(iter(sorted(states)), "empty")
-
-
-SERVICES = Listing(
-    (
-        Column("ID", lambda row: row["id"]),
-        Column("FRONTEND", _frontend),
-        Column("TYPE", lambda row: row["type"]),
-        Column("BACKENDS", _backends),
-        Column("STATE", _state),
-        Column("NAME", _service, cut=True),
-        Column("PORT", lambda row: row["port_name"], wide=True),
-        Column("ALGORITHM", lambda row: row["algorithm"], wide=True),
-        Column("AFFINITY", lambda row: f"{row['affinity_timeout_s']}s" if row["affinity_timeout_s"] else "", wide=True),
-        Column("EXTERNAL", lambda row: row["ext_traffic_policy"], wide=True),
-        Column("INTERNAL", lambda row: row["int_traffic_policy"], wide=True),
-        Column("FLAGS", lambda row: "+".join(row["flags"]), wide=True),
-    ),
-    name=_service,
-    key=_frontend,
-)
-MEMBERS = (
-    Column("ID", lambda row: row["id"]),
-    Column("ADDRESS", lambda row: row["address"]),
-    Column("STATE", lambda row: row["state"]),
-    Column("SELECTABLE", lambda row: row["selectable"]),
-    Column("WEIGHT", lambda row: row["weight"]),
-    Column("NODE", lambda row: row["node"]),
-    Column("ZONE", lambda row: row["zone"]),
-    Column("LOCAL", lambda row: row["local"]),
-)
+LISTING = Listing(columns_of(SERVICES), name=service_name, key=frontend_name)
+MEMBER_COLUMNS = columns_of(MEMBERS)
 
 
 @click.group()
@@ -77,19 +32,17 @@ def list_(socket: str, namespace: str, style: Style) -> None:
     client = AgentClient(socket)
 
     def fetch() -> list[Row]:
-        return client.services(namespace)
+        rows: list[Row] = client.services(namespace)
+        return rows
 
     if style.watch:
-        output.watch(client, fetch, SERVICES, style)
+        output.watch(client, fetch, LISTING, style)
     else:
         rows = fetch()
-        output.show(SERVICES, rows, style)
+        output.show(LISTING, rows, style)
         output.say_nothing_found("service", rows, {"namespace": namespace}, style)
         if style.form in ("table", "wide"):
-            _warn(client, sum(row["namespace"] == RESTORED for row in rows))
-
-
-RESTORED = "?"  # the namespace of what the maps serve and no object names now
+            _warn(client, sum(row.get("restored", False) for row in rows))
 
 
 def _warn(client: AgentClient, restored: int) -> None:
@@ -114,7 +67,7 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
         rows = AgentClient(ctx.params.get("socket") or "", timeout_s=2.0).services()
     except LbError:
         return []
-    return [name for name in dict.fromkeys(map(_service, rows)) if name.startswith(incomplete)]
+    return [name for name in dict.fromkeys(map(service_name, rows)) if name.startswith(incomplete)]
 
 
 @svc.command(short_help="Show one service, or what is behind a VIP.")
@@ -131,7 +84,7 @@ def get(name: str, socket: str, form: str) -> None:
     """
     rows = _frontends_of(AgentClient(socket), name)
     if form in ("json", "yaml", "name"):
-        output.show(SERVICES, rows, Style(form))
+        output.show(LISTING, rows, Style(form))
         return
     for number, row in enumerate(rows):
         click.echo(("\n" if number else "") + "\n".join(_details(row)))
@@ -142,7 +95,7 @@ def _frontends_of(client: AgentClient, name: str) -> list[Row]:
     if of_port := _SERVICE_PORT.fullmatch(name):
         return _of_port(_frontends_of(client, of_port["service"]), of_port["port"], of_port["protocol"] or "")
     if ":" in name or re.fullmatch(r"\d+(\.\d+){3}", name):  # no Service is called so
-        rows = client.services(vip=name)
+        rows: list[Row] = client.services(vip=name)
         if not rows:
             raise NotFound(f"no frontend {name} is served here; see `lbagent svc list`")
         return rows
@@ -169,7 +122,7 @@ def _of_port(rows: list[Row], port: str, protocol: str) -> list[Row]:
     if not found:
         known = ", ".join(dict.fromkeys(str(row["frontend"]).rpartition(":")[2] for row in rows))
         wanted = f"{port}/{protocol.upper()}" if protocol else port
-        raise NotFound(f"service {_service(rows[0])} has no port {wanted} here; its ports are {known}")
+        raise NotFound(f"service {service_name(rows[0])} has no port {wanted} here; its ports are {known}")
     return found
 
 
@@ -178,11 +131,11 @@ def _details(row: dict[str, Any]) -> list[str]:
     if row["affinity_timeout_s"]:
         facts.append(f"affinity {row['affinity_timeout_s']} s")
     facts.append(f"external {row['ext_traffic_policy']}, internal {row['int_traffic_policy']}")
-    head = f"{_frontend(row)}{GAP}{_service(row)}" + (f":{row['port_name']}" if row["port_name"] else "")
+    head = f"{frontend_name(row)}{GAP}{service_name(row)}" + (f":{row['port_name']}" if row["port_name"] else "")
     lines = [head, "  " + GAP.join(facts), "  flags: " + ", ".join(row["flags"])]
     if policy := row.get("source_ranges_policy"):
         ranges = ", ".join(row.get("source_ranges", ())) or "none of this IP family"
         lines.append(f"  source ranges: {policy} {ranges}")
     if not row["backends"]:
         return [*lines, "  no backends"]
-    return lines + ["  " + line for line in output.table(MEMBERS, row["backends"], wide=True, headers=True)]
+    return lines + ["  " + line for line in output.table(MEMBER_COLUMNS, row["backends"], wide=True, headers=True)]

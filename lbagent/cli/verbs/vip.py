@@ -5,37 +5,15 @@ from __future__ import annotations
 import click
 
 from lbagent.api.client import AgentClient
+from lbagent.api.listed_fields import PEERS, VIPS
 from lbagent.cli import output
 from lbagent.cli.options import form_option, socket_option
-from lbagent.cli.output import Column, Listing, Style
+from lbagent.cli.output import Listing, Style, columns_of
 
-VIPS = Listing(
-    (
-        Column("ADDRESS", lambda row: row["address"]),
-        Column("MODE", lambda row: row["mode"]),
-        Column("STATE", lambda row: row["state"]),
-        Column("NODE", lambda row: row["node"]),
-        Column("POOL", lambda row: row["pool"]),
-        Column("SERVICES", lambda row: ",".join(row["services"]), cut=True),
-        Column("REASON", lambda row: row["reason"], cut=True),
-    ),
-    name=lambda row: str(row["address"]),
-    key=lambda row: (row["address"], row["mode"]),
+VIP_LISTING = Listing(
+    columns_of(VIPS), name=lambda row: str(row["address"]), key=lambda row: (row["address"], row["mode"])
 )
-
-
-PEERS = Listing(
-    (
-        Column("ADDRESS", lambda row: row["address"]),
-        Column("ASN", lambda row: row["asn"]),
-        Column("STATE", lambda row: row["state"]),
-        Column("BFD", lambda row: row["bfd"]),
-        Column("ADVERTISED", lambda row: row["advertised"]),
-        Column("REASON", lambda row: row.get("reason")),
-    ),
-    lambda row: str(row["address"]),
-    lambda row: row["address"],
-)
+PEER_LISTING = Listing(columns_of(PEERS), name=lambda row: str(row["address"]), key=lambda row: row["address"])
 
 
 @click.group()
@@ -52,7 +30,7 @@ def list_(socket: str, form: str) -> None:
     announced: by this node. standby: by another node, or soon. conflict: a host that is no node has the address. withdrawn: by
     no node that this one knows of.
     """
-    output.show(VIPS, AgentClient(socket).vips(), Style(form))
+    output.show(VIP_LISTING, AgentClient(socket).vips(), Style(form))
 
 
 @vip.command(short_help="Why an address is announced, or not.")
@@ -83,4 +61,4 @@ def peers(socket: str, form: str) -> None:
     if not rows and form == "table":
         click.echo("no BGP peer: the pools file has no section bgp, or none of its peers is for this node", err=True)
     else:
-        output.show(PEERS, rows, Style(form))
+        output.show(PEER_LISTING, rows, Style(form))

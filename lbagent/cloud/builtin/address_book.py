@@ -7,21 +7,21 @@ in which writes and watches arrive.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from lbagent.cloud.planned_balancer import Action
-from lbagent.cloud.pool_provider import claim_of, taken_addresses
+from lbagent.cloud.pool_provider import address_request_of, taken_addresses
 from lbagent.cloud.service_rules import action_of
 from lbagent.objects.records import Node, ObjectChange, ObjectSnapshot, Service
+from lbagent.pools.address_request import AddressRequest, Allocation
 from lbagent.pools.allocate import Allocator
-from lbagent.pools.claim import Allocation, Claim
 from lbagent.pools.read_pools import PoolsFile
 
 
-class Given(Struct):
+class AssignedAddresses(Struct):
     """What a Service was given in place of `held`; `is_seen`: its status has had it. `before` may be on its way there, too."""
 
     uid: str
@@ -40,8 +40,8 @@ class AddressBook:
         self._new: set[str] = set()  # keys of Services that came, and that no other one's address depends on
         self._allocator = Allocator((), (), {})
         self.allocations: dict[str, Allocation] = {}
-        self._given: dict[str, Given] = {}
-        self._claims: dict[str, Claim] = {}  # by key; as of the Service's last version
+        self._given: dict[str, AssignedAddresses] = {}
+        self._requests: dict[str, AddressRequest] = {}  # by key; as of the Service's last version
 
     def use(self, file: PoolsFile) -> None:
         """Take other pools."""
@@ -55,31 +55,31 @@ class AddressBook:
             self.is_stale |= before != (new.internal_ips if isinstance(new, Node) else ())
             return
         service = new if isinstance(new, Service) else None
-        claim, before_claim = self._claim(service), self._claims.pop(change.key, None)
-        if claim is None or service is None:
+        request, before_request = self._request(service), self._requests.pop(change.key, None)
+        if request is None or service is None:
             self._given.pop(change.key, None)
             self.is_stale = True
             return
-        self._claims[change.key] = claim
-        if old is None and before_claim is None and not claim.held and not service.external_ips:
-            self._new.add(change.key)  # what others have it cannot change: it is served when it is asked for
+        self._requests[change.key] = request
+        if old is None and before_request is None and not request.held and not service.external_ips:
+            self._new.add(change.key)  # it cannot change the addresses of others: it is allocated when `ensure` comes
             return
-        if claim == before_claim and _uid(old) == _uid(service) and _external_ips(old) == service.external_ips:
+        if request == before_request and _uid(old) == _uid(service) and _external_ips(old) == service.external_ips:
             return  # the finalizer came
         given = self._given_to(service)
-        if given is not None and set(claim.held) == set(given.addresses):
+        if given is not None and set(request.held) == set(given.addresses):
             frees, given.is_seen, given.before = bool(given.before), True, ()
             if (
                 not frees
-                and before_claim is not None
-                and _is_own_write(before_claim, claim)
+                and before_request is not None
+                and _is_own_write(before_request, request)
                 and _external_ips(old) == service.external_ips
             ):
                 return
         self.is_stale = True
 
-    def knows(self, key: str) -> bool:
-        """Return whether `allocations` says what a Service has."""
+    def is_current(self, key: str) -> bool:
+        """Return whether `allocations` has the current addresses of a Service."""
         return not self.is_stale and (key in self.allocations or not self._new)
 
     def look(self, objects: ObjectSnapshot) -> dict[str, Allocation]:
@@ -88,56 +88,58 @@ class AddressBook:
             self._allocator = self._allocate_anew(objects)
             found = self.allocations = self._allocator.found
         else:
-            found = self._allocator.add(self._claims[key] for key in self._new)
+            found = self._allocator.add(self._requests[key] for key in self._new)
         for key, each in found.items():
             self._give(key, objects.services[key], each)
         self.is_stale, self._new = False, set()
         return self.allocations
 
     def _allocate_anew(self, objects: ObjectSnapshot) -> Allocator:
-        claims: dict[str, Claim] = {}
+        requests: dict[str, AddressRequest] = {}
         for key, service in objects.services.items():
-            if claim := self._claim(service):
-                claims[key] = claim
-        taken = dict(taken_addresses(objects, set(claims)))
-        holders = _holders(claims.values())
-        for key, claim in list(claims.items()):
+            if request := self._request(service):
+                requests[key] = request
+        taken = dict(taken_addresses(objects, set(requests)))
+        holders = _holders(requests.values())
+        for key, request in list(requests.items()):
             if given := self._given_to(objects.services[key]):
-                claims[key] = self._as_given(claim, given, taken, holders)
-        return Allocator(self.file.pools, claims.values(), taken)
+                requests[key] = self._as_given(request, given, taken, holders)
+        return Allocator(self.file.pools, requests.values(), taken)
 
     def _as_given(
-        self, claim: Claim, given: Given, taken: dict[bytes, str], holders: Mapping[bytes, Sequence[Claim]]
-    ) -> Claim:
-        """Return the claim with what its Service was given; its further addresses are added to `taken`."""
+        self,
+        request: AddressRequest,
+        given: AssignedAddresses,
+        taken: dict[bytes, str],
+        holders: Mapping[bytes, Sequence[AddressRequest]],
+    ) -> AddressRequest:
+        """Return the request with what its Service was given; its further addresses are added to `taken`."""
         for address in given.before:
-            taken.setdefault(address, f"Service {claim.key}")
-        if set(given.addresses) == set(claim.held):
-            return claim
-        is_other = claim.held and (given.is_seen or set(claim.held) != set(given.held))  # another program wrote it
-        if is_other or _are_anothers(given.addresses, claim, holders):  # or the server went back to what it had before
-            del self._given[claim.key]
-            return claim
-        for address in claim.held:
+            taken.setdefault(address, f"Service {request.key}")
+        if set(given.addresses) == set(request.held):
+            return request
+        is_other = request.held and (given.is_seen or set(request.held) != set(given.held))  # another program wrote it
+        if is_other or _are_anothers(
+            given.addresses, request, holders
+        ):  # or the server went back to what it had before
+            del self._given[request.key]
+            return request
+        for address in request.held:
             if address not in given.addresses:
-                taken.setdefault(address, f"Service {claim.key}")
-        return replace(claim, held=given.addresses)
+                taken.setdefault(address, f"Service {request.key}")
+        return replace(request, held=given.addresses)
 
     def release(self, key: str) -> None:
         """Forget what a Service was given: its balancer is gone."""
         if self._given.pop(key, None) is not None:
             self.is_stale = True
 
-    def changed_since(self, before: dict[str, Allocation]) -> Iterator[str]:
-        """Iterate over the Services that have something else now."""
-        return (key for key, each in self.allocations.items() if before.get(key) != each)
-
-    def _claim(self, service: Service | None) -> Claim | None:
+    def _request(self, service: Service | None) -> AddressRequest | None:
         if service is None or action_of(service, self.lb_class)[0] is not Action.ENSURE:
             return None
-        return claim_of(service)
+        return address_request_of(service)
 
-    def _given_to(self, service: Service) -> Given | None:
+    def _given_to(self, service: Service) -> AssignedAddresses | None:
         given = self._given.get(service.key)
         return given if given and given.uid == _uid(service) else None
 
@@ -149,28 +151,30 @@ class AddressBook:
         elif given is None or given.addresses != found.addresses:
             unseen = (*given.before, *(() if given.is_seen else given.addresses)) if given else ()
             before = tuple(address for address in unseen if address not in found.addresses)
-            self._given[key] = Given(uid, found.addresses, held, set(found.addresses) == set(held), before)
+            self._given[key] = AssignedAddresses(uid, found.addresses, held, set(found.addresses) == set(held), before)
 
 
-def _holders(claims: Iterable[Claim]) -> dict[bytes, list[Claim]]:
+def _holders(requests: Iterable[AddressRequest]) -> dict[bytes, list[AddressRequest]]:
     """Return whose status shows which address."""
-    found: dict[bytes, list[Claim]] = {}
-    for claim in claims:
-        for address in claim.held:
-            found.setdefault(address, []).append(claim)
+    found: dict[bytes, list[AddressRequest]] = {}
+    for request in requests:
+        for address in request.held:
+            found.setdefault(address, []).append(request)
     return found
 
 
-def _are_anothers(addresses: Collection[bytes], claim: Claim, holders: Mapping[bytes, Sequence[Claim]]) -> bool:
+def _are_anothers(
+    addresses: Collection[bytes], request: AddressRequest, holders: Mapping[bytes, Sequence[AddressRequest]]
+) -> bool:
     """Return whether the status of another Service, with which this one may not share, shows one of these addresses."""
     return any(
-        other.key != claim.key and address not in claim.held and not other.shares_with(claim)
+        other.key != request.key and address not in request.held and not other.shares_with(request)
         for address in addresses
         for other in holders.get(address, ())
     )
 
 
-def _is_own_write(before: Claim, now: Claim) -> bool:
+def _is_own_write(before: AddressRequest, now: AddressRequest) -> bool:
     """Return whether only the status is another, and nothing went from it."""
     return set(before.held) <= set(now.held) and replace(before, held=()) == replace(now, held=())
 

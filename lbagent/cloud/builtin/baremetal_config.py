@@ -9,9 +9,9 @@ from msgspec import Struct, field
 from msgspec.structs import fields
 
 from lbagent.model.address import format_ip, parse_ip
-from lbagent.objects.field_path import FieldPath
 from lbagent.pools.field_checks import FieldChecks, only_document
-from lbagent.wrong_value import shown
+from lbagent.textfile.field_path import FieldPath
+from lbagent.value_errors import shown
 
 CONFIG = "--config"  # stands for the file's name
 TABLE_MAIN = 254
@@ -39,7 +39,7 @@ class Machine(Struct, frozen=True):
 
 
 class RouteSettings(Struct, frozen=True):
-    """The kernel's table that routes are made in, and the protocol number that says which are ours."""
+    """The kernel's table that routes are made in, and the protocol number of our routes."""
 
     table: int = TABLE_MAIN
     protocol: int = PROTOCOL

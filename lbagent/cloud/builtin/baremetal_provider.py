@@ -33,12 +33,12 @@ class BaremetalInstances(InstancesV2):
         return self._machine(node) is not None
 
     async def is_shut_down(self, node: Node) -> bool:
-        """Return whether the inventory says `powered: false`."""
+        """Return whether the inventory has `powered: false`."""
         machine = self._machine(node)
         return machine is not None and not machine.powered
 
     async def metadata(self, node: Node) -> InstanceMetadata:
-        """Return what the inventory says. Raises InstanceNotFound."""
+        """Return the inventory's values. Raises InstanceNotFound."""
         machine = self._machine(node)
         if machine is None:
             raise InstanceNotFound(f"no machine of the inventory is the Node {node.name}")
@@ -115,7 +115,7 @@ class BaremetalProvider(CloudProvider):
         self._instances, self._routes = BaremetalInstances(inventory), BaremetalRoutes(inventory)
 
     def instances_v2(self) -> InstancesV2:
-        """Return the part that knows machines."""
+        """Return the part for machines."""
         return self._instances
 
     def routes(self) -> Routes | None:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 from msgspec.structs import fields
 
-from lbagent.cloud.provider_records import Ingress, IngressPort
+from lbagent.cloud.provider_api.provider_records import Ingress, IngressPort
 from lbagent.model.address import parse_ip
-from lbagent.objects.field_path import FieldPath
 from lbagent.pools.field_checks import FieldChecks, only_document
+from lbagent.textfile.field_path import FieldPath
 
 CONFIG = "--config"  # stands for the file's name
 OPS = ("ensure", "update", "delete")
@@ -20,7 +20,7 @@ DEFAULT_STATUS = (Ingress(ip="198.51.100.1"),)
 
 
 class Failure(Struct, frozen=True):
-    """A call that fails: `times` None is for ever, `service` '' is each."""
+    """A call that fails: `times` None is without limit, `service` '' is each."""
 
     op: str
     service: str = ""

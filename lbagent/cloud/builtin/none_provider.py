@@ -13,4 +13,4 @@ class NoneProvider(CloudProvider):
     def __init__(self, config: str | None) -> None:
         """Raises ConfigError for a configuration: it has none."""
         if config and config.strip():
-            raise ConfigError(f"{CONFIG}:1: provider none has no configuration")
+            raise ConfigError("provider none has no configuration", file=CONFIG, line=1)

@@ -26,16 +26,16 @@ from lbagent.cloud.service_rules import action_of
 from lbagent.model.address import format_ip, parse_ip
 from lbagent.objects.records import ObjectChange, ObjectSnapshot
 from lbagent.observe.exposition import MetricFamily
-from lbagent.pools.claim import POOL_ANNOTATION, Allocation, read_wish
+from lbagent.pools.address_request import POOL_ANNOTATION, Allocation, read_preference
 from lbagent.pools.read_pools import PoolsFile, parse_pools
 
 log = logging.getLogger(__name__)
-LOOK_S = 0.05  # after a change, until it is seen who has something else now: many changes come together
+CHANGE_DEBOUNCE_S = 0.05  # from a change until allocations are compared: many changes come together
 FAILED, ASTRAY = "AllocationFailed", "AddressNotInPool"
 
 
 class PoolBalancers(LoadBalancer):
-    """A balancer is an address; `ensure` gives it, or says why there is none."""
+    """A balancer is an address; `ensure` gives it, or raises the reason."""
 
     owned_annotations = (POOL_ANNOTATION,)
 
@@ -48,7 +48,7 @@ class PoolBalancers(LoadBalancer):
         self._looking: asyncio.TimerHandle | None = None
 
     def begin(self, builder: ClientBuilder) -> None:
-        """Take what the controller knows, and follow it."""
+        """Take the controller's objects, and follow their changes."""
         self._builder = builder
         self.book.lb_class = builder.lb_class
         builder.follow(self._note)
@@ -103,8 +103,8 @@ class PoolBalancers(LoadBalancer):
         return self._builder.snapshot() if self._builder else ObjectSnapshot()
 
     def _look(self, key: str = "") -> dict[str, Allocation]:
-        """Return what each Service has; those that are new only as far as `key` is one of them."""
-        is_known = self.book.knows(key) if key else not self.book.is_stale
+        """Return what each Service has; of the new ones only `key`, if it is one."""
+        is_known = self.book.is_current(key) if key else not self.book.is_stale
         return self.book.allocations if is_known else self.book.look(self.objects())
 
     def _note(self, changes: Sequence[ObjectChange]) -> None:
@@ -115,10 +115,10 @@ class PoolBalancers(LoadBalancer):
 
     def _look_soon(self) -> None:
         if self._looking is None and self._builder is not None:
-            self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._sync_changed)
+            self._looking = asyncio.get_running_loop().call_later(CHANGE_DEBOUNCE_S, self._sync_changed)
 
     def _sync_changed(self) -> None:
-        """Have those Services synced that were told something else before."""
+        """Sync the Services whose allocation changed since they were told."""
         self._looking = None
         assert self._builder is not None
         now, there = self._look(), self.objects().services
@@ -128,7 +128,7 @@ class PoolBalancers(LoadBalancer):
                 self._told[key] = now.get(key)
                 self._builder.sync(key)
 
-    # --- what is said ---
+    # --- Events and metrics ---
 
     def _why_not(self, service: Service) -> str:
         found = self.objects().services.get(service.key)
@@ -143,14 +143,14 @@ class PoolBalancers(LoadBalancer):
         if self._said.get(service.uid) == found.problem:
             return
         self._said[service.uid] = found.problem
-        wish = read_wish(service.annotations, service.load_balancer_ip)
-        is_wish = bool(wish.addresses or wish.pool or wish.problem)
+        preference = read_preference(service.annotations, service.load_balancer_ip)
+        has_preference = bool(preference.addresses or preference.pool or preference.problem)
         pools = [
             pool.name
             for pool in self.book.file.pools
             if pool.auto_assign and pool.serves(service.namespace, service.labels)
         ]
-        self.failures[wish.pool or ",".join(pools), "wish" if is_wish else "no_address"] += 1
+        self.failures[preference.pool or ",".join(pools), "wish" if has_preference else "no_address"] += 1
         log.warning("a Service lacks an address", extra={"service": service.key, "error": found.problem})
 
     def metrics(self) -> Iterator[MetricFamily]:
@@ -175,7 +175,7 @@ class PoolProvider(CloudProvider):
     def __init__(self, config: str | None) -> None:
         """Raises ConfigError."""
         if config is None:
-            raise ConfigError(f"{CONFIG}: provider pool needs the file that names its pools")
+            raise ConfigError("provider pool needs the file that names its pools", file=CONFIG)
         self._balancers = PoolBalancers(parse_pools(config, CONFIG))
 
     async def initialize(self, client_builder: ClientBuilder, stop: asyncio.Event) -> None:

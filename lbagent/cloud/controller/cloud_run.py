@@ -1,6 +1,6 @@
-"""`lbagent cloud run`: the composition. Nothing is read of Services before this process leads, and then everything anew.
+"""`lbagent cloud run`: the composition. Services are read only while this process leads, and all of them at the start of each term.
 
-So a leader begins with what the one before it wrote last; with a provider made anew it remembers nothing of an earlier term.
+So a leader starts from what the previous leader wrote last; a new provider object has no state of an earlier term.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from lbagent.cloud.controller.controller_metrics import ControllerMetrics
 from lbagent.cloud.controller.controller_names import SERVICE_LB
 from lbagent.cloud.controller.http_answers import HttpAnswers
 from lbagent.cloud.controller.informers import Informers
-from lbagent.cloud.controller.leader_election import LeaderElection
 from lbagent.cloud.controller.nodes.node_controllers import NodeControllers
 from lbagent.cloud.controller.service_controller import ServiceController
 from lbagent.cloud.controller.service_writer import ServiceWriter
 from lbagent.cloud.controller.work_queue import WorkQueue
 from lbagent.cloud.provider import CloudProvider, NotSupported
-from lbagent.cloud.provider_records import Service
+from lbagent.cloud.provider_api.provider_records import Service
 from lbagent.errors import ConfigError
+from lbagent.kube.event_writer import EventLimits, EventWriter
+from lbagent.kube.kube_client import KubeClient
+from lbagent.kube.leader_election import LeaderElection
 from lbagent.objects.object_event import ObjectEvent
 from lbagent.objects.records import ObjectChange, ObjectSnapshot
 from lbagent.observe import log as logs
 from lbagent.observe.exposition import HistogramFamily, MetricFamily
-from lbagent.pools.followed_file import FollowedFile
-from lbagent.sources.kube.event_writer import EventLimits, EventWriter
-from lbagent.sources.kube.kube_client import KubeClient
+from lbagent.textfile.followed_file import FollowedFile
 
 log = logging.getLogger(__name__)
 COMPONENT = "service-controller"
@@ -42,7 +42,7 @@ WRITE_S = 10.0  # for a request, without an election
 
 
 def run_cloud(settings: CloudSettings) -> None:
-    """Run the controller until SIGTERM or SIGINT. Raises ConfigError for what is wrong before the server is asked."""
+    """Run the controller until SIGTERM or SIGINT. Raises ConfigError before the first request."""
     settings.check()
     factory = providers.provider(settings.provider).load()
     file = FollowedFile(settings.config)

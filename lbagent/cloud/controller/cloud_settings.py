@@ -7,8 +7,8 @@ from msgspec import Struct
 from lbagent.cloud.controller.controller_names import SWITCHES, check_switches, is_switched_on
 from lbagent.cloud.controller.nodes.route_rules import Network, parse_cluster_cidrs
 from lbagent.errors import ConfigError
+from lbagent.kube.kube_settings import KubeSettings, KubeTiming
 from lbagent.model.address import L3n4Addr
-from lbagent.sources.kube.kube_settings import KubeSettings, KubeTiming
 
 MIN_LEASE_S, MAX_LEASE_S = 3.0, 600.0
 MIN_PERIOD_S = 0.1

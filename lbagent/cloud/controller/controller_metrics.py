@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from lbagent.model.histogram import Histogram
 from lbagent.observe.exposition import HistogramFamily, MetricFamily
-from lbagent.sync.histogram import Histogram
 
 PREFIX = "service_controller_"
 BOUNDS_S = tuple(2.0**power for power in range(14))  # 1 s to 8192 s. Source: cloud-provider's metrics.go (behaviour)
@@ -29,7 +29,7 @@ class ControllerMetrics:
         self._node_sync_of |= keys
 
     def reached(self, key: str) -> None:
-        """Note that a Service's balancer knows the nodes as they are."""
+        """Note that a Service's balancer has the current nodes."""
         if key in self._node_sync_of:
             self._node_sync_of.discard(key)
             if not self._node_sync_of:

@@ -25,7 +25,7 @@ def check_switches(text: str) -> None:
 
 
 def is_switched_on(text: str, name: str) -> bool:
-    """Return whether a list like `*,-node-route-controller` lets a controller run; its first word about it counts."""
+    """Return whether a list like `*,-node-route-controller` lets a controller run; its first entry about it counts."""
     words = _words(text)
     for word in words:
         if word.removeprefix("-") == name:

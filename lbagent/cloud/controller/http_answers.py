@@ -8,19 +8,18 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from lbagent.api.http import Request, Response
-from lbagent.api.listeners import Listeners
+from lbagent.http.http_server import Request, Response
+from lbagent.http.listeners import BIND_RETRY_DELAY_S, Listeners
 from lbagent.model.address import L3n4Addr
 from lbagent.observe import exposition
 from lbagent.observe.exposition import HistogramFamily, MetricFamily
 
 log = logging.getLogger(__name__)
-RETRY_S = 5.0  # until a port that another process has is tried again
 TEXT = "text/plain; charset=utf-8"
 
 
 class HttpAnswers:
-    """Opens the ports that were asked for. `is_leading` is told, and has no part in the health."""
+    """Opens the requested ports. `is_leading` is shown, and does not change the health."""
 
     def __init__(
         self,
@@ -38,16 +37,16 @@ class HttpAnswers:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        said: set[str] = set()
+        logged: set[str] = set()
         try:
             while True:
                 for listeners, address in self._listeners:
                     await listeners.listen([address])
                     for why in listeners.problems.values():
-                        if str(address) not in said:
-                            said.add(str(address))
+                        if str(address) not in logged:
+                            logged.add(str(address))
                             log.error("a port cannot be opened", extra={"address": str(address), "error": why})
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(BIND_RETRY_DELAY_S)
         finally:
             for listeners, _ in self._listeners:
                 await listeners.close()

@@ -1,4 +1,4 @@
-"""The Services and Nodes of the API server, followed: the last word on each, and a call for each change."""
+"""The Services and Nodes of the API server, followed: the newest version of each, and a call for each change."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 from lbagent.cloud.controller.watched_objects import WatchedNode, WatchedService, watched
+from lbagent.kube.kube_client import KubeClient
+from lbagent.kube.kube_settings import KubeTiming
+from lbagent.kube.object_cache import Draft, ObjectCache, metadata_of
+from lbagent.kube.reflector import Reflector
+from lbagent.kube.resources import NODES, Resource
+from lbagent.kube.server_history import ServerHistory
 from lbagent.objects.records import ObjectChange, ObjectSnapshot
-from lbagent.sources.kube.kube_client import KubeClient
-from lbagent.sources.kube.kube_settings import KubeTiming
-from lbagent.sources.kube.object_cache import Draft, ObjectCache, metadata_of
-from lbagent.sources.kube.reflector import Reflector
-from lbagent.sources.kube.resources import NODES, Resource
-from lbagent.sources.kube.server_history import ServerHistory
 
 SERVICES = Resource("Service", "/api/v1/services", "services")
 ALL_NODES = Resource("Node", NODES, "nodes")
@@ -20,7 +20,7 @@ OnChanges = Callable[[Sequence[ObjectChange]], None]
 
 
 class Informers:
-    """Two reflectors. What the controller writes itself is there at once (`absorb`), not when the watch tells of it."""
+    """Two reflectors. What the controller writes itself is there at once (`absorb`), not when the watch brings it."""
 
     def __init__(self, client: KubeClient, timing: KubeTiming) -> None:
         self._client, self._timing = client, timing

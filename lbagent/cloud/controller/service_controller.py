@@ -1,4 +1,4 @@
-"""Which Services need their balancer looked at, and what is done then: ensure, update of nodes, cleanup.
+"""Syncs the balancers of Services: ensure, update of nodes, cleanup.
 
 A Service is worked on by one worker at a time, changes of nodes included: so a call with old nodes never comes after one with
 new ones. Source: k8s.io/cloud-provider, controllers/service/controller.go (behaviour).
@@ -20,16 +20,16 @@ from lbagent.cloud.controller.watched_objects import WatchedNode, WatchedService
 from lbagent.cloud.controller.work_queue import WorkQueue
 from lbagent.cloud.planned_balancer import Action
 from lbagent.cloud.provider import ImplementedElsewhere, LoadBalancer, Refusal, RetryAfter
-from lbagent.cloud.provider_records import LoadBalancerStatus, Node, Service
-from lbagent.cloud.provider_rules import balanced_nodes, checked_source_ranges, needs_update, node_included
+from lbagent.cloud.provider_api.provider_records import LoadBalancerStatus, Node, Service
+from lbagent.cloud.provider_api.provider_rules import balanced_nodes, checked_source_ranges, needs_update, node_included
 from lbagent.cloud.service_rules import action_of
 from lbagent.errors import LbError
+from lbagent.kube.kube_client import ApiError
 from lbagent.objects.records import ObjectChange
-from lbagent.sources.kube.kube_client import ApiError
 
 log = logging.getLogger(__name__)
 NAMED_NODES = 20  # in a message
-OUTDATED_S = 0.2  # until a Service that changed meanwhile is looked at again
+OUTDATED_S = 0.2  # until a Service that changed meanwhile is synced again
 REPAIR_S = 1.0  # until a status that another program emptied is written again
 WriteEvent = Callable[[Service, str, str, bool], None]  # Service, reason, text, whether it is a warning
 
@@ -53,7 +53,9 @@ class ServiceController:
         self._metrics, self._write_event, self._cluster, self._lb_class = metrics, write_event, cluster, lb_class
         self._known: dict[str, Service] = {}  # as they were synced last
         self._dirty: set[str] = set()  # to ensure or to clean up; the others of the queue are there for their nodes
-        self._synced_nodes: dict[str, frozenset[tuple[str, str]]] = {}  # (name, providerID), told to the provider last
+        self._synced_nodes: dict[
+            str, frozenset[tuple[str, str]]
+        ] = {}  # (name, providerID), as the provider got them last
 
     # --- what is to be done ---
 
@@ -236,7 +238,7 @@ class ServiceController:
         return balanced_nodes(node.record for node in self._informers.nodes())
 
     async def _sync_nodes(self, key: str, service: WatchedService) -> bool:
-        """Tell the provider of other nodes, if there are others than it was told; return whether it knows them now."""
+        """Give the provider the nodes if they changed; return whether it has the current ones."""
         nodes = self._node_records()
         identities = _identities(nodes)
         if key not in self._synced_nodes or identities == self._synced_nodes[key] or not self._wants(service):

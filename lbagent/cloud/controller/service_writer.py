@@ -7,22 +7,23 @@ of a status the version it was made for: what was meant for another Service, or 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from lbagent.cloud.controller.informers import Informers
 from lbagent.cloud.controller.watched_objects import WatchedService
-from lbagent.cloud.provider_records import Ingress, IngressPort, LoadBalancerStatus, same_ingress
+from lbagent.cloud.provider_api.provider_records import Ingress, IngressPort, LoadBalancerStatus, same_ingress
 from lbagent.errors import LbError
+from lbagent.kube.kube_client import MERGE_PATCH, STRATEGIC_PATCH, ApiError, KubeClient, ServerUnreachable
+from lbagent.kube.object_cache import metadata_of
 from lbagent.objects.decode.decode_balancer import CLEANUP
-from lbagent.sources.kube.kube_client import MERGE_PATCH, STRATEGIC_PATCH, ApiError, KubeClient, ServerUnreachable
-from lbagent.sources.kube.object_cache import metadata_of
 
+T = TypeVar("T")
 TRIES = 4  # of a request that failed for the server's sake
 FIRST_PAUSE_S = 0.1  # before the second one; it doubles
 NOT_AS_IT_WAS = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)  # the latter is the answer for another uid
-MAX_PAUSE_S = 5.0  # what a Retry-After may ask for here; what is longer goes to the queue
+MAX_PAUSE_S = 5.0  # the longest Retry-After that is waited for here; a longer one goes to the queue
 
 
 class NotLeading(LbError):
@@ -30,11 +31,11 @@ class NotLeading(LbError):
 
 
 class Outdated(LbError):
-    """The Service is not any more what the write was made for; it is looked at again."""
+    """The Service changed since the write was made; it is synced again."""
 
 
 class ServiceWriter:
-    """Patches Services; `may_write` is asked before each request."""
+    """Patches Services; `may_write` is called before each request."""
 
     def __init__(
         self, client: KubeClient, informers: Informers, may_write: Callable[[], bool], silence_s: float
@@ -78,33 +79,26 @@ class ServiceWriter:
     async def _patch(self, service: WatchedService, body: dict[str, Any], kind: str) -> bool:
         """Send a patch until the server has answered; return whether the Service is still there."""
         path = f"/api/v1/namespaces/{service.namespace}/services/{service.name}"
-        pause_s = FIRST_PAUSE_S
-        for is_last in (*(False,) * (TRIES - 1), True):
-            if not self._may_write():
-                raise NotLeading("another controller may lead by now")
-            try:
-                answer = await self._client.patch(f"{path}/status", body, kind=kind, silence_s=self._silence_s)
-            except ApiError as error:
-                if error.status == HTTPStatus.NOT_FOUND:
-                    return False
-                if error.status in NOT_AS_IT_WAS and (is_last or not await self._refresh(path, service, body)):
-                    raise Outdated(str(error)) from None
-                if is_last or not (error.status == HTTPStatus.CONFLICT or may_pass(error)):
-                    raise
-                pause_s = max(pause_s, error.retry_after_s)
-            except ServerUnreachable:
-                if is_last:
-                    raise
-            else:
-                self.patches += 1
-                self._informers.absorb(answer)
-                return True
-            await asyncio.sleep(pause_s)
-            pause_s *= 2
-        raise AssertionError("unreachable")
+
+        async def send() -> bytes:
+            return await self._client.patch(f"{path}/status", body, kind=kind, silence_s=self._silence_s)
+
+        async def refused(error: ApiError, is_last: bool) -> None:
+            if error.status in NOT_AS_IT_WAS and (is_last or not await self._refresh(path, service, body)):
+                raise Outdated(str(error)) from None
+
+        try:
+            answer = await until_answered(send, self._may_write, refused)
+        except ApiError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return False
+            raise
+        self.patches += 1
+        self._informers.absorb(answer)
+        return True
 
     async def _refresh(self, path: str, service: WatchedService, body: dict[str, Any]) -> bool:
-        """Read a Service anew for a patch that was refused; return whether it is still the one it was made for."""
+        """Read a Service again for a patch that was refused; return whether it is still the one it was made for."""
         try:
             async with self._client.get(path, {}, silence_s=self._silence_s) as answer:
                 raw = await answer.read()
@@ -126,7 +120,45 @@ def _identity(service: WatchedService) -> tuple[str, str, bool]:
     return service.record.uid, service.record.type, service.deleting
 
 
-def may_pass(error: ApiError) -> bool:
+def check_leading(may_write: Callable[[], bool]) -> None:
+    """Raise NotLeading when this controller may not write."""
+    if not may_write():
+        raise NotLeading("another controller may lead by now")
+
+
+async def _nothing(_error: ApiError, _is_last: bool) -> None:
+    pass
+
+
+async def until_answered(
+    send: Callable[[], Awaitable[T]],
+    may_write: Callable[[], bool],
+    refused: Callable[[ApiError, bool], Awaitable[None]] = _nothing,
+) -> T:
+    """Send a request until the server has answered: again after a conflict, a failure of the server, or no answer.
+
+    `refused` is called with each error and whether the try was the last one; it raises where another try has no use. Raises
+    NotLeading, and what the last try raised.
+    """
+    pause_s = FIRST_PAUSE_S
+    for is_last in (*(False,) * (TRIES - 1), True):
+        check_leading(may_write)
+        try:
+            return await send()
+        except ApiError as error:
+            await refused(error, is_last)
+            if is_last or not (error.status == HTTPStatus.CONFLICT or _may_pass(error)):
+                raise
+            pause_s = max(pause_s, error.retry_after_s)
+        except ServerUnreachable:
+            if is_last:
+                raise
+        await asyncio.sleep(pause_s)
+        pause_s *= 2
+    raise AssertionError("unreachable")
+
+
+def _may_pass(error: ApiError) -> bool:
     """Return whether a failure is the server's, and may be over in a moment."""
     is_busy = error.status == HTTPStatus.TOO_MANY_REQUESTS or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
     return is_busy and error.retry_after_s <= MAX_PAUSE_S

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from lbagent.cloud import provider_records as records
+from lbagent.cloud.provider_api import provider_records as records
 from lbagent.decoding_errors import DECODING_ERRORS
 from lbagent.objects.decode.decode_balancer import CLEANUP
 from lbagent.objects.records import KubeObject, Node, Service

@@ -65,7 +65,7 @@ class WorkQueue:
         return seconds
 
     def forget(self, key: str) -> None:
-        """Count the failures of a key anew."""
+        """Reset the failures of a key."""
         self._failures.pop(key, None)
 
     def done(self, key: str) -> None:

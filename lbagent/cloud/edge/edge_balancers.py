@@ -1,7 +1,7 @@
-"""The balancers of provider `edge`: what `ensure` and `ensure_deleted` mean for a router, and the poll that keeps it true.
+"""The balancers of provider `edge`: `ensure` and `ensure_deleted` for a router, and the poll that keeps its mappings.
 
-Nothing is kept on disk: descriptions at the router say what an earlier process made. What is refused to a Service that has
-mappings leaves these as they are; one that asks for none any more loses them.
+Nothing is kept on disk: the descriptions of mappings at the router name what an earlier process made. A refusal leaves the
+mappings of a Service as they are; a Service that requests none any more loses them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lbagent.cloud.edge.protocols.port_mapping import (
     PortMapping,
     is_public,
 )
-from lbagent.cloud.edge.service_view import ServiceView
+from lbagent.cloud.edge.router_services import RouterServices
 from lbagent.cloud.provider import (
     ClientBuilder,
     Ingress,
@@ -51,8 +51,8 @@ BAD_ADDRESS, NOT_ALLOWED = "ExternalAddressRefused", "ExternalAddressNotAllowed"
 PROXY = "Proxy"  # ipMode: nodes let packets to the address go out to the router (KEP-1860)
 
 
-class Claim(Struct):
-    """What a Service has: mappings, and the address that it was told. `trouble`: what could not be kept at the last poll."""
+class ServiceMappings(Struct):
+    """The mappings of a Service, and the address in its status. `trouble`: what could not be kept at the last poll."""
 
     uid: str
     mappings: tuple[PortMapping, ...]
@@ -65,27 +65,27 @@ class EdgeBalancers(LoadBalancer):
 
     def __init__(self, config: EdgeConfig) -> None:
         self.config = config
-        self.claims: dict[str, Claim] = {}  # by NAMESPACE/NAME
-        self.view = ServiceView(config)
-        self.keeper = MappingKeeper(config, self.view.is_wanted)
+        self.mapped_services: dict[str, ServiceMappings] = {}  # by NAMESPACE/NAME
+        self.services = RouterServices(config)
+        self.keeper = MappingKeeper(config, self.services.is_wanted)
         self._builder: ClientBuilder | None = None
         self._waiting: dict[str, tuple[PortMapping, ...]] = {}  # for ports that another one has
         self._pending: set[str] = set()  # Services whose `ensure` found no router, or none with an address
-        self._is_swept = False  # what the router had when it was found is looked at
+        self._is_swept = False  # the mappings that the router had when it was found are checked
         self._down = "no poll yet"  # why there is no router, '' while there is one
 
     def begin(self, builder: ClientBuilder) -> None:
-        """Take what the controller knows."""
+        """Take the controller's objects."""
         self._builder = builder
         self.keeper.cluster = builder.cluster_name
-        self.view.begin(builder)
+        self.services.begin(builder)
 
     def use(self, config: EdgeConfig) -> None:
-        """Take another configuration, and have every Service looked at with it."""
-        self.config = self.view.config = config
+        """Take another configuration, and sync every Service with it."""
+        self.config = self.services.config = config
         self.keeper.use(config)
         self._is_swept = False
-        self._sync(self.view.asking())
+        self._sync(self.services.asking())
 
     # --- the part of a provider ---
 
@@ -95,9 +95,9 @@ class EdgeBalancers(LoadBalancer):
 
     async def get(self, cluster: str, service: Service) -> LoadBalancerStatus | None:
         """Return the status of what was made, or what is in the Service's; what is at the router alone is found by the poll."""
-        claim = self.claims.get(service.key)
-        if claim is not None and claim.uid == service.uid:
-            return LoadBalancerStatus(self._ingress(claim.address, service.status))
+        mapped = self.mapped_services.get(service.key)
+        if mapped is not None and mapped.uid == service.uid:
+            return LoadBalancerStatus(self._ingress(mapped.address, service.status))
         return service.status if service.status.ingress else None
 
     async def ensure(self, cluster: str, service: Service, nodes: Sequence[Node]) -> LoadBalancerStatus:
@@ -120,7 +120,7 @@ class EdgeBalancers(LoadBalancer):
             self._pending.add(service.key)
             raise
         self._pending.discard(service.key)
-        self.claims[service.key] = Claim(service.uid, wanted, address)
+        self.mapped_services[service.key] = ServiceMappings(service.uid, wanted, address)
         if not is_public(address):
             text = f"the gateway's WAN address {address} is private: hosts of the Internet do not reach it"
             self._write(service, PRIVATE, text)
@@ -138,21 +138,21 @@ class EdgeBalancers(LoadBalancer):
 
     async def update(self, cluster: str, service: Service, nodes: Sequence[Node]) -> None:
         """Map the ports to the node that is chosen of these. Raises as `ensure`."""
-        if service.key not in self.claims:
+        if service.key not in self.mapped_services:
             raise LbError(f"cannot update load balancer {self.name(cluster, service)!r}: not found")
         await self.ensure(cluster, service, nodes)
 
     async def ensure_deleted(self, cluster: str, service: Service) -> None:
         """Remove the mappings of a Service. Without a router the Service goes nevertheless: the poll removes them later."""
-        claim = self.claims.pop(service.key, None)
+        mapped = self.mapped_services.pop(service.key, None)
         self._waiting.pop(service.key, None)
         self._pending.discard(service.key)
         prefix = f"{self.name(cluster, service)}/"
         self.keeper.cluster = self.keeper.cluster or cluster
         try:
             gateway = await self.keeper.connect()
-            known = claim.mappings if claim else self._possible(gateway, cluster, service)
-            nodes = {gateway.local_address, *self.view.addresses()}
+            known = mapped.mappings if mapped else self._possible(gateway, cluster, service)
+            nodes = {gateway.local_address, *self.services.addresses()}
             await self.keeper.remove_all(
                 known, lambda mapping: mapping.description.startswith(prefix) and mapping.client in nodes
             )
@@ -160,18 +160,18 @@ class EdgeBalancers(LoadBalancer):
             self._is_swept = False
             fields = {"service": service.key, "error": str(error)}
             log.warning("mappings are left until the gateway removes them, or their leases end", extra=fields)
-        self.claims.pop(service.key, None)  # what a poll took over meanwhile
+        self.mapped_services.pop(service.key, None)  # what a poll took over meanwhile
         self._sync(list(self._waiting))
 
     # --- one Service ---
 
     async def _give_up(self, cluster: str, service: Service, problem: str) -> None:
-        """Remove what a Service has that asks for nothing any more; raise the Refusal that says why."""
+        """Remove the mappings of a Service that requests none any more; raise the Refusal with the reason."""
         there = {each.ip for each in service.status.ingress if each.ip}
         if there and not self._address():
             with suppress(GatewayUnreachable):
                 await self.keeper.connect()
-        had = service.key in self.claims or self._address() in there
+        had = service.key in self.mapped_services or self._address() in there
         if had:
             await self.ensure_deleted(cluster, service)
         raise Refusal(REFUSED, f"{problem}: no port is mapped", status=LoadBalancerStatus() if had else None)
@@ -181,7 +181,7 @@ class EdgeBalancers(LoadBalancer):
         if problem := edge_rules.why_refused(service):
             raise Refusal(REFUSED, problem)
         try:
-            client = self.view.client(nodes)
+            client = self.services.client(nodes)
         except NoNode as error:
             raise Refusal(REFUSED, str(error)) from None
         return edge_rules.mappings_of(cluster, service, client)
@@ -189,14 +189,14 @@ class EdgeBalancers(LoadBalancer):
     async def _map(self, service: Service, wanted: tuple[PortMapping, ...]) -> str:
         """Have the mappings at the router; return its WAN address."""
         gateway = await self.keeper.connect()
-        if problem := self.view.why_not_local(wanted, gateway.local_address):
+        if problem := self.services.why_not_local(wanted, gateway.local_address):
             raise Refusal(REFUSED, problem)
         if not self._address():
             raise GatewayFailure(f"{gateway.name} has no WAN address, or does not say it because it is private")
         self._check_address(gateway, service)
-        claim = self.claims.get(service.key)
+        mapped = self.mapped_services.get(service.key)
         try:
-            await self.keeper.replace(claim.mappings if claim else (), wanted)
+            await self.keeper.replace(mapped.mappings if mapped else (), wanted)
         except MappingConflict as error:
             if error.owner:
                 self._waiting[service.key] = wanted
@@ -210,7 +210,7 @@ class EdgeBalancers(LoadBalancer):
     def _check_address(self, gateway: Gateway, service: Service) -> None:
         """Raise Refusal for a WAN address that goes into no status; one that is there already is taken out."""
         address = self._address()
-        if not (problem := self.view.why_address_refused(address)):
+        if not (problem := self.services.why_address_refused(address)):
             return
         self._pending.add(service.key)  # until the gateway reports another one
         is_there = any(each.ip == address for each in service.status.ingress)
@@ -230,7 +230,7 @@ class EdgeBalancers(LoadBalancer):
     # --- the poll ---
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Look at the router once a poll, until `stop`."""
+        """Poll the router until `stop`."""
         while not stop.is_set():
             try:
                 await self.poll()
@@ -245,7 +245,7 @@ class EdgeBalancers(LoadBalancer):
                     await stop.wait()
 
     async def poll(self) -> None:
-        """Look at everything once. Raises GatewayUnreachable."""
+        """Check everything once. Raises GatewayUnreachable."""
         gateway = self.keeper.gateway
         has_moved = await self.keeper.look_at_address()
         if self.keeper.gateway is not gateway:
@@ -256,16 +256,16 @@ class EdgeBalancers(LoadBalancer):
         if not self._is_swept:
             self._adopt(await self.keeper.sweep())
             self._is_swept = True
-        for key, claim in list(self.claims.items()):
-            await self._keep(key, claim)
+        for key, mapped in list(self.mapped_services.items()):
+            await self._keep(key, mapped)
         for key, mappings in list(self._waiting.items()):
             if all([await self.keeper.is_free(mapping) for mapping in mappings]):
                 self._waiting.pop(key, None)
                 self._sync([key])
         address = self._address()
-        for key, claim in list(self.claims.items()):
-            if address not in ("", claim.address):
-                claim.address = address  # told once, also where `ensure` refuses
+        for key, mapped in list(self.mapped_services.items()):
+            if address not in ("", mapped.address):
+                mapped.address = address  # one `ensure` for each change, also where it refuses
                 self._sync([key])
 
     def _adopt(self, mappings: Iterable[PortMapping]) -> None:
@@ -273,45 +273,45 @@ class EdgeBalancers(LoadBalancer):
         found: dict[str, list[PortMapping]] = {}
         for mapping in mappings:
             owner = edge_rules.owner_of(mapping.description)
-            if owner and owner.service not in self.claims and mapping.client in self.view.addresses():
+            if owner and owner.service not in self.mapped_services and mapping.client in self.services.addresses():
                 found.setdefault(owner.service, []).append(mapping)
         for key, each in found.items():
-            service = self.view.service(key)
+            service = self.services.service(key)
             if service is not None and not edge_rules.why_not_asked(self.config, service):
                 address = next((entry.ip for entry in service.status.ingress), self._address())
-                self.claims[key] = Claim(service.uid, tuple(each), address)
+                self.mapped_services[key] = ServiceMappings(service.uid, tuple(each), address)
 
-    async def _keep(self, key: str, claim: Claim) -> None:
-        """Look at a Service's mappings; what cannot be kept is told once, by its `ensure`."""
+    async def _keep(self, key: str, mapped: ServiceMappings) -> None:
+        """Keep a Service's mappings; report one that cannot be kept once, by its `ensure`."""
         trouble = ""
-        for mapping in claim.mappings:
+        for mapping in mapped.mappings:
             try:
-                await self.keeper.keep(mapping, lambda: self.claims.get(key) is claim)
+                await self.keeper.keep(mapping, lambda: self.mapped_services.get(key) is mapped)
             except (MappingConflict, GatewayRefusal, GatewayFailure, HeldByOtherNode) as error:
                 trouble = str(error)
-        if trouble and trouble != claim.trouble:
+        if trouble and trouble != mapped.trouble:
             self._sync([key])
-        claim.trouble = trouble
+        mapped.trouble = trouble
 
     def _lose(self, error: Exception) -> None:
         if str(error) != self._down:
             log.warning("no gateway answers: it is searched", extra={"error": str(error)})
-        for key in () if self._down else self.claims:
-            if service := self.view.service(key):
+        for key in () if self._down else self.mapped_services:
+            if service := self.services.service(key):
                 self._write(service, UNREACHABLE, f"{error}; the mappings stay until their leases end")
         self._down, self._is_swept = str(error), False
         self.keeper.lose()
 
-    # --- what others are told ---
+    # --- metrics and callbacks ---
 
     @property
     def is_up(self) -> bool:
-        """Whether the router answered when it was asked last."""
+        """Whether the router answered the last request."""
         return not self._down
 
     def count(self) -> int:
-        """Return how many mappings are at the router, as far as is known."""
-        return sum(len(claim.mappings) for claim in self.claims.values() if not claim.trouble)
+        """Return how many mappings are at the router by the last poll."""
+        return sum(len(mapped.mappings) for mapped in self.mapped_services.values() if not mapped.trouble)
 
     def _sync(self, keys: Iterable[str]) -> None:
         if self._builder is not None:

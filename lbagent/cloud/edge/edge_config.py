@@ -12,12 +12,12 @@ from msgspec.structs import fields
 from lbagent.cloud.edge.protocols.http_exchange import Url, parse_url
 from lbagent.cloud.edge.protocols.port_mapping import is_special
 from lbagent.pools.field_checks import FieldChecks, only_document
-from lbagent.wrong_value import shown
+from lbagent.value_errors import shown
 
 CONFIG = "--config"  # stands for the file's name
 MIN_POLL_S, MAX_POLL_S = 1.0, 3600.0
 MIN_LEASE_S, MAX_LEASE_S = 30.0, 604800.0  # WANIPConnection:2 has no longer ones
-LOOKS_PER_LEASE = 3  # a lease is renewed when half of it is left, and looked at once a poll
+LOOKS_PER_LEASE = 3  # a lease is renewed when half of it is left, and checked once a poll
 
 
 class NodeChoice(StrEnum):
@@ -29,7 +29,7 @@ class NodeChoice(StrEnum):
 
 
 class Protocol(StrEnum):
-    """How routers are asked."""
+    """The protocols of routers."""
 
     UPNP = "upnp"
     NAT_PMP = "nat-pmp"

@@ -1,4 +1,4 @@
-"""What provider `edge` would map, from manifests alone (pure). No router is asked."""
+"""What provider `edge` would map, from manifests alone (pure). No request to a router."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from lbagent.cloud.edge.edge_config import EdgeConfig, NodeChoice
 from lbagent.cloud.edge.edge_rules import NoNode
 from lbagent.cloud.manifest_records import node_record, service_record
 from lbagent.cloud.planned_balancer import Action, PlannedBalancer, PlannedMapping
-from lbagent.cloud.provider_records import Node
-from lbagent.cloud.provider_rules import balanced_nodes, checked_source_ranges
+from lbagent.cloud.provider_api.provider_records import Node
+from lbagent.cloud.provider_api.provider_rules import balanced_nodes, checked_source_ranges
 from lbagent.cloud.service_rules import action_of
 from lbagent.model.address import parse_ip
 from lbagent.objects import records
@@ -70,7 +70,7 @@ def _row(
 
 
 def _chosen(config: EdgeConfig, nodes: list[Node]) -> tuple[str, ...]:
-    """Return the node that is chosen. With `self` it is the controller's, which manifests do not say."""
+    """Return the node that is chosen. With `self` it is the controller's, which manifests do not name."""
     choice = edge_rules.node_choice(config, "")
     if choice is NodeChoice.SELF:
         return ()

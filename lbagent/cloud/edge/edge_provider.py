@@ -23,7 +23,7 @@ class EdgeProvider(CloudProvider):
         self._polling: asyncio.Task[None] | None = None  # kept: the loop holds tasks weakly
 
     async def initialize(self, client_builder: ClientBuilder, stop: asyncio.Event) -> None:
-        """Begin to look at the router."""
+        """Start to poll the router."""
         self._balancers.begin(client_builder)
         self._polling = asyncio.create_task(self._balancers.run(stop), name="poll the gateway")
         self._polling.add_done_callback(log_failure)

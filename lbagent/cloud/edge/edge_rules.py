@@ -1,6 +1,6 @@
 """Which Services get port mappings, which ones, and at which node (pure). Source: cloud-provider-edge (behaviour).
 
-The mapping's description is `CLUSTER/NAMESPACE/SERVICE/PORT`: it says whose a mapping is, also to the next process.
+The mapping's description is `CLUSTER/NAMESPACE/SERVICE/PORT`: it names the owner of a mapping, also for the next process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from lbagent.cloud.edge.edge_config import EdgeConfig, NodeChoice
 from lbagent.cloud.edge.protocols.port_mapping import PortMapping, is_special
-from lbagent.cloud.provider_records import Node, Service
+from lbagent.cloud.provider_api.provider_records import Node, Service
 from lbagent.objects.decode.decode_balancer import ROUTER_IGD, ROUTER_TYPE
 
 TYPE, IGD = ROUTER_TYPE, ROUTER_IGD
@@ -20,7 +20,7 @@ PROTOCOLS = ("TCP", "UDP")
 
 
 class Owner(Struct, frozen=True):
-    """Whose a mapping is, as its description says."""
+    """The owner of a mapping, by its description."""
 
     cluster: str
     service: str  # NAMESPACE/NAME
@@ -41,7 +41,7 @@ def owner_of(description: str) -> Owner | None:
 
 
 def why_not_asked(config: EdgeConfig, service: Service) -> str:
-    """Return why a Service does not ask for mappings, '' when it does."""
+    """Return why a Service requests no mappings, '' when it does."""
     if TYPE in service.annotations:
         return ""
     if TYPE not in service.labels:
@@ -54,12 +54,12 @@ def why_not_asked(config: EdgeConfig, service: Service) -> str:
 
 
 def is_asked_by_label(service: Service) -> bool:
-    """Return whether only a label asks for mappings."""
+    """Return whether only a label requests mappings."""
     return TYPE not in service.annotations and TYPE in service.labels
 
 
 def why_refused(service: Service) -> str:
-    """Return why a Service that asks for mappings gets none, '' when it gets them."""
+    """Return why a Service that requests mappings gets none, '' when it gets them."""
     if (word := service.annotations.get(TYPE, service.labels.get(TYPE))) != IGD:
         return f"{TYPE}: unsupported value {word!r}; {IGD} is possible"
     if service.type != "LoadBalancer":
@@ -115,7 +115,7 @@ def why_address_refused(address: str, nodes: Iterable[Node], cluster_ips: Iterab
 
 
 class NoNode(ValueError):
-    """No node can be the target; the text says why."""
+    """No node can be the target; the text has the reason."""
 
 
 def node_choice(config: EdgeConfig, node_name: str) -> NodeChoice:

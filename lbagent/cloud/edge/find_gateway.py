@@ -18,7 +18,7 @@ MAX_TRIED = 8  # devices that answered, and whose descriptions are read
 
 
 async def find_gateway(config: EdgeConfig, before: str = "") -> Gateway:
-    """Return the router to use. Raises GatewayUnreachable, which says for each protocol why there is none.
+    """Return the router to use. Raises GatewayUnreachable with a reason for each protocol.
 
     `before`: only the protocols that stand before this one are tried.
     """

@@ -1,7 +1,7 @@
 """The mappings of one router: made, renewed, found again after its restart, removed. One request at a time.
 
-The router's own list says what is there; this process remembers only what it asked for. A mapping whose description is not of
-this cluster is never changed. Of this cluster's, one is stale when its Service does not ask for it any more (`is_wanted`).
+The router's own list is the truth; this process remembers only its own requests. A mapping whose description is not of
+this cluster is never changed. Of this cluster's, one is stale when its Service does not want it any more (`is_wanted`).
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ class HeldByOtherNode(LbError):
 
 
 class MappingKeeper:
-    """Talks to the router. `is_wanted`: whether a mapping with our cluster's description is one that its Service asks for now."""
+    """Sends requests to the router. `is_wanted`: whether its Service wants a mapping with our cluster's description now."""
 
     def __init__(self, config: EdgeConfig, is_wanted: IsWanted, clock: Callable[[], float] = time.monotonic) -> None:
         self.config, self.cluster = config, ""
         self.gateway: Gateway | None = None
-        self.external_address = ""  # as the router said last
+        self.external_address = ""  # by the router's last answer
         self._is_wanted, self._clock = is_wanted, clock
         self._lock = asyncio.Lock()
         self._searched: tuple[float, GatewayUnreachable] | None = None  # when the last search failed, and why
-        self._granted_s: dict[PortMapping, int] = {}  # what the router gave in place of the lease asked for
-        self._renewed: dict[PortMapping, float] = {}  # when, by our clock: for routers that tell no end
+        self._granted_s: dict[PortMapping, int] = {}  # what the router granted in place of the requested lease
+        self._renewed: dict[PortMapping, float] = {}  # when, by our clock: for routers that report no end
 
     # --- the router ---
 
@@ -79,11 +79,11 @@ class MappingKeeper:
         return found
 
     def lose(self) -> None:
-        """Note that the router does not answer: it is searched anew."""
+        """Note that the router does not answer: search again."""
         self.gateway = None
 
     def use(self, config: EdgeConfig) -> None:
-        """Take another configuration; the router is searched anew."""
+        """Take another configuration; search the router again."""
         self.config, self.gateway, self._searched = config, None, None
 
     async def look_at_address(self) -> bool:
@@ -151,7 +151,7 @@ class MappingKeeper:
             return True
 
     async def sweep(self) -> list[PortMapping]:
-        """Remove the mappings of ours that no Service asks for any more; return the others. Raises GatewayUnreachable."""
+        """Remove the mappings of ours that no Service wants any more; return the others. Raises GatewayUnreachable."""
         async with self._lock:
             gateway, kept = await self._connected(), []
             for mapping in await self._ours(gateway):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 from lbagent.model.service import Algorithm, SVCNatPolicy
+from lbagent.objects.decode import annotation_words
 from lbagent.objects.decode.report import Report, annotation
 from lbagent.objects.decode.wire import Meta
-from lbagent.objects.field_path import FieldPath
+from lbagent.textfile.field_path import FieldPath
 
 _ALGORITHMS = {word.value: word for word in Algorithm}
 _FORWARDING = {"snat": False, "dsr": True}
@@ -22,20 +23,14 @@ _NOT_YET = {
 }
 _L7_INSTEAD = "packets to these frontends are passed to the stack as they are"
 _STALE_INSTEAD = "when a backend is gone its TCP flows are reset and its UDP flows move to another one"
-_ANNOTATIONS = frozenset(
-    (
-        "algorithm",
-        "forwarding-mode",
-        "nat-policy",
-        "l7-proxy-port",
-        "source-ranges-policy",
-        "stale-flows",
-        "load-balancer-ips",
-        "address-pool",
-        "allow-shared-ip",
-        "allocated-from",
-    )
-)
+_ANNOTATIONS = annotation_words.OF_POOLS | {
+    "algorithm",
+    "forwarding-mode",
+    "nat-policy",
+    "l7-proxy-port",
+    "source-ranges-policy",
+    "stale-flows",
+}
 
 
 def decode_annotations(meta: Meta, report: Report) -> tuple[Algorithm, bool, SVCNatPolicy]:

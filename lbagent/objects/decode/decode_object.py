@@ -15,8 +15,10 @@ import msgspec
 from msgspec.structs import replace
 
 from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
+from lbagent.model.message import Message
 from lbagent.nearest_word import nearest
 from lbagent.objects.decode import wire
+from lbagent.objects.decode.annotation_words import OURS
 from lbagent.objects.decode.decode_backend_state import decode_backend_state
 from lbagent.objects.decode.decode_pod import decode_node, decode_pod
 from lbagent.objects.decode.decode_service import decode_service
@@ -24,10 +26,10 @@ from lbagent.objects.decode.decode_service_cidr import decode_service_cidr
 from lbagent.objects.decode.decode_slice import decode_endpoints, decode_slice
 from lbagent.objects.decode.lenient_convert import convert_leniently
 from lbagent.objects.decode.misspelling import misspelt_fields
-from lbagent.objects.decode.report import OURS, Report
-from lbagent.objects.field_path import FieldPath
-from lbagent.objects.records import KubeObject, LastGoodObject, Message, Origin
-from lbagent.wrong_value import shown, wrong_type
+from lbagent.objects.decode.report import Report
+from lbagent.objects.records import KubeObject, LastGoodObject, Origin
+from lbagent.textfile.field_path import FieldPath
+from lbagent.value_errors import shown, wrong_type
 
 
 class _Kind(NamedTuple):
@@ -89,26 +91,26 @@ def decode_object(
         try:
             raw = msgspec.json.decode(raw)
         except DECODING_ERRORS as error:
-            return _unidentified(Report(origin, "", locate), (), f"not JSON: {decoding_problem(error)}")
+            return _unidentified(Report(origin, locate), (), f"not JSON: {decoding_problem(error)}")
         if not isinstance(raw, dict):
-            return _unidentified(Report(origin, "", locate), (), wrong_type(raw, "object"))
+            return _unidentified(Report(origin, locate), (), wrong_type(raw, "object"))
     for field in ("apiVersion", "kind"):
         value = raw.get(field)
         if value is None or value == "":
-            return _unidentified(Report(origin, "", locate), (field,), "it is missing")
+            return _unidentified(Report(origin, locate), (field,), "it is missing")
         if not isinstance(value, str):
-            return _unidentified(Report(origin, "", locate), (field,), wrong_type(value, "str"))
+            return _unidentified(Report(origin, locate), (field,), wrong_type(value, "str"))
     if is_used(raw["apiVersion"], raw["kind"]):
         return _decode(raw["kind"], raw, origin, locate, last)
     if misspelt := _misspelt_kind(raw["apiVersion"], raw["kind"]):
-        report = Report(origin, "", locate)
+        report = Report(origin, locate)
         report.error(*misspelt, "the object is left out")
         return DecodedObject(None, raw["kind"], messages=tuple(report.messages))
     if not raw["apiVersion"].startswith(OURS):
         return DecodedObject(None, raw["kind"])
     kind, version = (text if text.isprintable() else ascii(text) for text in (raw["kind"], raw["apiVersion"]))
     problem = f"{kind} of {version} is not acted on by this version"
-    message = Message(problem, "it is passed over", "kind", "", origin.file, origin.line, warning=True)
+    message = Message(problem, "it is passed over", "kind", file=origin.file, line=origin.line, warning=True)
     return DecodedObject(None, raw["kind"], messages=(message,))
 
 
@@ -174,9 +176,9 @@ def decode_json(
             mapping = msgspec.json.decode(raw)
             if isinstance(mapping, dict):
                 return _decode(kind, mapping, origin, None, last)
-            return _unidentified(Report(origin, "", None), (), wrong_type(mapping, "object"))
+            return _unidentified(Report(origin), (), wrong_type(mapping, "object"))
     except DECODING_ERRORS as error:
-        return _unidentified(Report(origin, "", None), (), f"not JSON: {decoding_problem(error)}")
+        return _unidentified(Report(origin), (), f"not JSON: {decoding_problem(error)}")
     meta = converted.metadata or wire.Meta()
     return _decode(kind, {"metadata": {"name": meta.name, "namespace": meta.namespace}}, origin, None, last, converted)
 
@@ -201,12 +203,11 @@ def _decode(
     known = _KINDS[kind]
     namespace, name = _names(raw, known.namespaced)
     namespace = intern(namespace) if type(namespace) is str else namespace  # one object for 10,000 that are in it
-    subject = f"{kind} {namespace}/{name}" if known.namespaced else f"{kind} {name}"
     key = f"{namespace}/{name}" if known.namespaced else name
-    report = Report(origin, subject, locate, lambda: last(kind, key))
+    report = Report(origin, locate, lambda: last(kind, key), kind=kind, key=key)
     for field, text in (("name", name), ("namespace", namespace if known.namespaced else "-")):
         if problem := _bad_name(text, raw, field):
-            report.subject = kind
+            report.key = ""
             report.error(("metadata", field), problem, "the object is left out")
             return DecodedObject(None, kind, "", tuple(report.messages), is_unidentified=True)
     if converted is None:

@@ -9,8 +9,8 @@ from lbagent.objects.decode import wire
 from lbagent.objects.decode.last_good_parts import keep_families, keep_host_ports
 from lbagent.objects.decode.report import Report, label, present
 from lbagent.objects.decode.wire import Meta, PodSpec, PodStatus
-from lbagent.objects.field_path import FieldPath
 from lbagent.objects.records import HostPort, Node, Pod
+from lbagent.textfile.field_path import FieldPath
 
 ZONE = "topology.kubernetes.io/zone"
 EXCLUDED = "node.kubernetes.io/exclude-from-external-load-balancers"

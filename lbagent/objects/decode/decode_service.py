@@ -20,8 +20,8 @@ from lbagent.objects.decode.last_good_parts import (
 from lbagent.objects.decode.report import Report, annotation, label, present, text_of
 from lbagent.objects.decode.source_ranges import ANNOTATION, MAX_RANGES, read_source_ranges
 from lbagent.objects.decode.wire import Ingress, Meta, ServiceSpec
-from lbagent.objects.field_path import FieldPath
 from lbagent.objects.records import Service, ServicePort
+from lbagent.textfile.field_path import FieldPath
 
 MAX_PORTS = 1000
 MAX_ADDRESSES = 1000  # externalIPs, ingress addresses

@@ -12,10 +12,10 @@ from lbagent.objects.decode import wire
 from lbagent.objects.decode.decode_service import HEADLESS, PROXY_NAME
 from lbagent.objects.decode.last_good_parts import keep_endpoints, keep_slice_ports, old_slices
 from lbagent.objects.decode.report import Report, label, plain_ip, present
-from lbagent.objects.decode.wire import Address, Conditions, Hints, Meta, Port, Reference, Subset
-from lbagent.objects.field_path import FieldPath
+from lbagent.objects.decode.wire import Address, Conditions, Hints, Meta, ObjectReference, Port, Subset
 from lbagent.objects.records import Endpoint, Endpoints, EndpointSlice, SlicePort
-from lbagent.wrong_value import wrong_type
+from lbagent.textfile.field_path import FieldPath
+from lbagent.value_errors import wrong_type
 
 SERVICE_NAME = "kubernetes.io/service-name"
 MAX_ENDPOINTS = 65535  # slots are counted in 16 bits; Kubernetes allows 1000 in a slice, Endpoints any number
@@ -156,7 +156,7 @@ def _hints(raw: Hints | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return zones, nodes
 
 
-def _pod(raw: Reference | None, namespace: str) -> str:
+def _pod(raw: ObjectReference | None, namespace: str) -> str:
     if raw is None or raw.kind != "Pod" or not raw.name:
         return ""
     return f"{raw.namespace or namespace}/{raw.name}"

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from lbagent.model.address import format_ip
 from lbagent.model.service import CIDR
 from lbagent.objects.decode.report import Report
-from lbagent.objects.field_path import FieldPath
 from lbagent.objects.records import Balancer, Endpoint, EndpointSlice, HostPort, ServicePort, SlicePort
+from lbagent.textfile.field_path import FieldPath
 
 
 def keep_ports(raw: Sequence[Any] | None, ports: list[ServicePort], report: Report) -> tuple[ServicePort, ...]:

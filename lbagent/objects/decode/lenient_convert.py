@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
-from lbagent.objects.field_path import FieldPath, path_text
-from lbagent.wrong_value import wrong_type
+from lbagent.textfile.field_path import FieldPath, path_text
+from lbagent.textfile.shape_errors import Fault, ShapeError, shape_error
+from lbagent.value_errors import wrong_type
 
 T = TypeVar("T")
-_WANTED = re.compile(r"^Expected `(?P<type>[^`| ]+)")
-_PLACE = re.compile(r" - at `(?P<path>[^`]*)`$")
-_STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]")
 _MAX_FAULTS = 100  # an object with more wrong parts than this is not an object
 
 
@@ -28,17 +25,16 @@ def convert_leniently(raw: Any, kind: type[T], complain: Callable[[FieldPath, st
         try:
             return msgspec.convert(raw, kind)
         except msgspec.ValidationError as error:
-            if not _take_out(raw, str(error), complain):
+            if not _take_out(raw, shape_error(error), complain):
                 return None
     complain((), f"more than {_MAX_FAULTS} fields of a wrong type", "the object is left out", None)
     return None
 
 
-def _take_out(raw: Any, text: str, complain: Callable[[FieldPath, str, str, Any], None]) -> bool:
-    place = _PLACE.search(text)
-    path: list[str | int] = [m[1] or int(m[2]) for m in _STEP.finditer(place["path"] if place else "")]
+def _take_out(raw: Any, error: ShapeError, complain: Callable[[FieldPath, str, str, Any], None]) -> bool:
+    path = error.path
     if not path:
-        complain((), _problem(text, raw), "the object is left out", None)
+        complain((), _problem(error, raw), "the object is left out", None)
         return False
     indexes = [at for at, step in enumerate(path) if isinstance(step, int)]
     cut = indexes[-1] + 1 if indexes else len(path)
@@ -52,17 +48,16 @@ def _take_out(raw: Any, text: str, complain: Callable[[FieldPath, str, str, Any]
     item = holder[last]
     if isinstance(last, int):
         holder[last] = None
-        kept = f"{path_text(tuple(path[:cut]))} is left out" if cut < len(path) else "it is left out"
+        kept = f"{path_text(path[:cut])} is left out" if cut < len(path) else "it is left out"
     else:
         del holder[last]
         kept = "the field is left out"
-    complain(tuple(path), _problem(text, value), kept, item if isinstance(last, int) else None)
+    complain(path, _problem(error, value), kept, item if isinstance(last, int) else None)
     return True
 
 
-def _problem(text: str, value: Any) -> str:
+def _problem(error: ShapeError, value: Any) -> str:
     """Return msgspec's complaint about a value in the words of the operator who wrote it."""
-    if " - at `key` in " in text:
+    if error.fault is Fault.KEY_IS_NO_TEXT:
         return "a key is not a text"
-    match = _WANTED.match(text)
-    return wrong_type(value, match["type"]) if match else text[:1].lower() + text[1:]
+    return wrong_type(value, error.types[0]) if error.types else error.text[:1].lower() + error.text[1:]

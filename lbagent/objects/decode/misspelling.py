@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from lbagent.nearest_word import nearest
 from lbagent.objects.decode import wire
-from lbagent.objects.field_path import FieldPath
+from lbagent.textfile.field_path import FieldPath
 
 MAX_FOUND = 10  # misspelt fields of one object that are named
 
@@ -68,7 +68,7 @@ NOT_READ: dict[type[Struct], str] = {
     wire.ServiceSpec: "allocateLoadBalancerNodePorts externalName ipFamily topologyKeys trafficDistribution",
     wire.Ingress: "hostname ports",
     wire.ServiceStatus: "conditions",
-    wire.Reference: "apiVersion fieldPath resourceVersion uid",
+    wire.ObjectReference: "apiVersion fieldPath resourceVersion uid",
     wire.Endpoint: "deprecatedTopology hostname topology",
     wire.Address: "hostname",
     wire.NodeCondition: "lastHeartbeatTime lastTransitionTime reason status",

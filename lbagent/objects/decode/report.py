@@ -10,14 +10,16 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from lbagent.model.address import L4Type, parse_ip
+from lbagent.model.message import Message
 from lbagent.nearest_word import nearest
+from lbagent.objects.decode.annotation_words import OURS
 from lbagent.objects.decode.misspelling import MisspeltField
 from lbagent.objects.decode.wire import Meta
-from lbagent.objects.field_path import FieldPath, path_text
-from lbagent.objects.records import LastGoodObject, Message, Origin
+from lbagent.objects.records import LastGoodObject, Origin
+from lbagent.textfile.field_path import FieldPath, path_text
 
 T = TypeVar("T")
-OURS, CILIUM = "lbagent.io/", "service.cilium.io/"
+CILIUM = "service.cilium.io/"
 _OUR_PREFIX = OURS.removesuffix("/")
 MAX_WEIGHT = 65535  # u16 of Cilium's backend weight
 _WEIGHT_ONLY = frozenset(("weight",))
@@ -38,12 +40,14 @@ class Report:
     def __init__(
         self,
         origin: Origin,
-        subject: str,
         locate: Callable[[FieldPath], int] | None = None,
         last: Callable[[], LastGoodObject | None] | None = None,
+        *,
+        kind: str = "",
+        key: str = "",
     ) -> None:
         self.origin = origin
-        self.subject = subject
+        self.kind, self.key = kind, key
         self.messages: list[Message] = []
         self.kept: dict[str, int] = {}  # fields whose last good value was kept -> its generation
         self.wrong_type_fields: set[FieldPath] = set()
@@ -109,7 +113,7 @@ class Report:
     def _add(self, path: FieldPath, problem: str, kept: str, *, warning: bool) -> None:
         line = self._locate(path) if self._locate and self.origin.file else self.origin.line
         text = path_text(path)
-        self.messages.append(Message(problem, kept, text, self.subject, self.origin.file, line, warning))
+        self.messages.append(Message(problem, kept, text, self.kind, self.key, self.origin.file, line, warning))
 
     # --- what was good before ---
 

@@ -103,7 +103,7 @@ class Conditions(Struct, gc=False):
     terminating: bool | None = None
 
 
-class Named(Struct, gc=False):
+class HintTarget(Struct, gc=False):
     """ForZone and ForNode."""
 
     name: str | None = None
@@ -112,11 +112,11 @@ class Named(Struct, gc=False):
 class Hints(Struct, gc=False):
     """EndpointHints."""
 
-    forZones: list[Named | None] | None = None  # noqa: N815
-    forNodes: list[Named | None] | None = None  # noqa: N815
+    forZones: list[HintTarget | None] | None = None  # noqa: N815
+    forNodes: list[HintTarget | None] | None = None  # noqa: N815
 
 
-class Reference(Struct, gc=False):
+class ObjectReference(Struct, gc=False):
     """ObjectReference."""
 
     kind: str | None = None
@@ -132,7 +132,7 @@ class Endpoint(Struct, gc=False):
     hints: Hints | None = None
     nodeName: str | None = None  # noqa: N815
     zone: str | None = None
-    targetRef: Reference | None = None  # noqa: N815
+    targetRef: ObjectReference | None = None  # noqa: N815
 
 
 class EndpointSlice(Struct, gc=False):
@@ -149,7 +149,7 @@ class Address(Struct, gc=False):
 
     ip: str | None = None
     nodeName: str | None = None  # noqa: N815
-    targetRef: Reference | None = None  # noqa: N815
+    targetRef: ObjectReference | None = None  # noqa: N815
 
 
 class Subset(Struct, gc=False):

@@ -13,11 +13,11 @@ import os
 from collections.abc import Iterable, Mapping
 
 from lbagent.kernel.private_folder import make_private
-from lbagent.sources.manifest.read_text import SUFFIXES, UnreadableManifest, read_text
+from lbagent.textfile.read_text import SUFFIXES, UnreadableManifest, read_text
 
 log = logging.getLogger(__name__)
 DELAY_S = 1.0  # good files are copied so long after they were read
-RETRY_S = 10.0  # copies that could not be written are tried again
+COPY_RETRY_DELAY_S = 10.0  # copies that could not be written are tried again
 DRAFT = ".new"
 Signature = tuple[int, int, int, int]  # device, inode, mtime in ns, size
 
@@ -80,7 +80,7 @@ class ManifestCopies:
         await asyncio.to_thread(self.remove_drafts)
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_S if self._noted else None):
+                async with asyncio.timeout(COPY_RETRY_DELAY_S if self._noted else None):
                     await self._is_behind.wait()
             await asyncio.sleep(DELAY_S)
             self._is_behind.clear()

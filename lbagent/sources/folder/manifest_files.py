@@ -9,10 +9,11 @@ from functools import cached_property
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lbagent.objects.records import FIELD_OF_KIND, KubeObject, LastGoodObject, Message, ObjectChange, ObjectSnapshot
+from lbagent.model.message import Message
+from lbagent.objects.records import FIELD_OF_KIND, KubeObject, LastGoodObject, ObjectChange, ObjectSnapshot
 from lbagent.sources.manifest import documents
 from lbagent.sources.manifest.documents import KeptGenerations, ParsedManifest
-from lbagent.sources.manifest.read_text import SUFFIXES, UnreadableManifest, read_text
+from lbagent.textfile.read_text import SUFFIXES, UnreadableManifest, read_text
 
 ObjectKey = tuple[str, str]  # kind, key
 SOURCE = "folder"  # the name of the source that every object of a manifest file carries
@@ -241,7 +242,8 @@ class ManifestFiles:
                         f"the object is given twice, first in {where}",
                         "the first one is used",
                         "metadata.name",
-                        f"{kind} {key}",
+                        kind,
+                        key,
                         other.origin.file,
                         other.origin.line,
                     )

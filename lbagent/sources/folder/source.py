@@ -13,8 +13,9 @@ import time
 from collections.abc import Sequence
 
 from lbagent.kernel.inotify import Event
+from lbagent.model.message import Message
 from lbagent.objects.message_log import MessageLog
-from lbagent.objects.records import Message, ObjectChange, ObjectSnapshot
+from lbagent.objects.records import ObjectChange, ObjectSnapshot
 from lbagent.objects.source import OnChange
 from lbagent.sources.folder.copies import ManifestCopies, Signature, signature_of
 from lbagent.sources.folder.folder_watch import FolderWatch, is_about_all_files, is_complete, is_lost
@@ -23,9 +24,9 @@ from lbagent.sources.folder.manifest_files import SOURCE, ManifestFiles, is_mani
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0  # without inotify, or while the folder is gone
-LOOK_S = 10.0  # with inotify: what it does not see (targets of links, a folder exchanged by a link)
-GRACE_S = 0.1  # a file missing for so long is deleted
-SETTLE_S = 2.0  # the same after the folder was gone or empty, and for as long as it keeps changing
+RESCAN_INTERVAL_S = 10.0  # with inotify: what it does not see (targets of links, a folder exchanged by a link)
+DELETE_DELAY_S = 0.1  # a file that is missing for so long counts as deleted
+DELETE_DELAY_AFTER_LOSS_S = 2.0  # the same after the folder was gone or empty, and for as long as it keeps changing
 YOUNG_NS = 100_000_000  # without inotify, a file changed so lately may not be whole
 BATCH_S = 0.02  # work in one go before the loop runs other tasks
 MAX_LOOKS_AT_ONCE = 50  # files looked at before the loop runs other tasks
@@ -46,14 +47,14 @@ class FolderSource:
         last_good: str = "",
         use_inotify: bool = True,
         poll_s: float = POLL_S,
-        look_s: float = LOOK_S,
+        rescan_s: float = RESCAN_INTERVAL_S,
     ) -> None:
         """`folder` need not exist yet; `last_good` is a folder for copies of good files, '' for none."""
         self.synced = asyncio.Event()
         self._resumes = False  # an earlier agent's objects are served: until there is a folder the copies of them count
         self._resumed = False  # the objects are those of the copies
         self._folder = folder
-        self._poll_s, self._look_s = poll_s, look_s
+        self._poll_s, self._rescan_s = poll_s, rescan_s
         place = os.path.abspath(folder).strip("/").replace("/", "-")[-200:]  # another folder has copies of its own
         self._copies = ManifestCopies(os.path.join(last_good, place)) if last_good else None
         self._files = ManifestFiles(recall=self._copies.recall) if self._copies else ManifestFiles()
@@ -72,6 +73,13 @@ class FolderSource:
     def trusted(self) -> bool:
         """Whether the folder was readable and held a manifest, and is not just coming back."""
         return self._problem is None and not self._recovering
+
+    @property
+    def distrust(self) -> Message | None:
+        """What is wrong with the folder, or that its files are read again after it was away."""
+        if self._problem is None and self._recovering:
+            return Message("the folder is back and its files are read", file=self._folder)
+        return self._problem
 
     @property
     def listed(self) -> bool:
@@ -124,7 +132,7 @@ class FolderSource:
 
     async def _wait(self) -> None:
         """Wait for an event, the next look at everything, or a deletion that is due."""
-        until = self._looked + (self._look_s if self._watch.is_following else self._poll_s)
+        until = self._looked + (self._rescan_s if self._watch.is_following else self._poll_s)
         if self._missing:
             until = min(until, *self._missing.values())
         try:
@@ -133,7 +141,7 @@ class FolderSource:
         except TimeoutError:
             pass
         self._wake.clear()
-        if time.monotonic() >= self._looked + (self._look_s if self._watch.is_following else self._poll_s):
+        if time.monotonic() >= self._looked + (self._rescan_s if self._watch.is_following else self._poll_s):
             self._rescan = True
 
     # --- events ---
@@ -212,7 +220,7 @@ class FolderSource:
             if self._files.is_good(path):
                 self._note_good(path, signature)
         if self._recovering:
-            self._missing = dict.fromkeys(self._missing, time.monotonic() + SETTLE_S)
+            self._missing = dict.fromkeys(self._missing, time.monotonic() + DELETE_DELAY_AFTER_LOSS_S)
         return changes
 
     async def _read_large(self, path: str) -> list[ObjectChange]:
@@ -224,7 +232,7 @@ class FolderSource:
 
     def _miss(self, path: str) -> None:
         if path in self._seen or path in self._files.paths:
-            pause = SETTLE_S if self._recovering else GRACE_S
+            pause = DELETE_DELAY_AFTER_LOSS_S if self._recovering else DELETE_DELAY_S
             self._missing.setdefault(path, time.monotonic() + pause)
 
     def _delete(self) -> list[ObjectChange]:

@@ -1,6 +1,6 @@
 """Which deletions wait for a confirmation: a server restored from an old backup lists few objects, and that looks like a deletion.
 
-Only what a list does not hold any more is meant; what a watch says was deleted was deleted.
+Only objects that a list does not hold any more wait; a deletion in a watch counts at once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ServiceNames:
             await asyncio.to_thread(self._write, msgspec.json.encode(sorted(self._keys())))
 
     def _write(self, data: bytes) -> None:
-        """Replace the file whole. What cannot be written is left: `status` says when the folder is not writable."""
+        """Replace the file whole. A failed write is ignored: `status` reports a folder that is not writable."""
         try:
             make_private(os.path.dirname(self._path))
             draft = self._path + ".new"

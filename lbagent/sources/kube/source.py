@@ -1,7 +1,7 @@
 """The Kubernetes API as a source: a reflector for each resource, and what they mean together.
 
 Nothing is given before every resource was listed once; only what is optional is waited for no longer than a moment. An agent
-that goes on from the maps of an earlier one does not wait for that longer than a moment: it goes on untrusted, so that
+that continues from the maps of an earlier one waits only a moment for that: it continues untrusted, so that
 everything stays, and the network and the devices are followed.
 """
 
@@ -17,25 +17,27 @@ from msgspec import Struct
 
 from lbagent.decoding_errors import DECODING_ERRORS
 from lbagent.errors import LbError, NotFound
+from lbagent.kube.api_failure import failure_message, not_read
+from lbagent.kube.event_writer import EventWriter
+from lbagent.kube.kube_client import KubeClient
+from lbagent.kube.kube_settings import KubeSettings
+from lbagent.kube.object_cache import SOURCE, Draft, ObjectCache, ObjectMeta
+from lbagent.kube.reflector import Reflector
+from lbagent.kube.resources import NODES, Resource, resources
+from lbagent.kube.server_contact import ServerContact
+from lbagent.kube.server_history import ServerHistory
+from lbagent.model.message import Message
 from lbagent.objects.message_log import MessageLog
 from lbagent.objects.object_event import ObjectEvent
-from lbagent.objects.records import FIELD_OF_KIND, KubeObject, Message, ObjectChange, ObjectSnapshot
+from lbagent.objects.records import FIELD_OF_KIND, KubeObject, ObjectChange, ObjectSnapshot
 from lbagent.objects.source import OnChange, initial_changes
-from lbagent.sources.kube.api_failure import failure_message, not_read
 from lbagent.sources.kube.deletion_guard import ServiceNames, needs_confirmation
-from lbagent.sources.kube.event_writer import EventWriter
-from lbagent.sources.kube.kube_client import KubeClient
-from lbagent.sources.kube.kube_settings import KubeSettings
-from lbagent.sources.kube.object_cache import SOURCE, Draft, ObjectCache, ObjectMeta
-from lbagent.sources.kube.reflector import Reflector
-from lbagent.sources.kube.resources import NODES, Resource, resources
-from lbagent.sources.kube.server_contact import ServerContact
-from lbagent.sources.kube.server_history import ServerHistory
 
 log = logging.getLogger(__name__)
 MAX_NAMED_NODES = 20
 CONFIRM = "if it was deleted on purpose, set --max-delete-ratio to 100, send SIGHUP, and set it back"
 REACH = "see that the API server can be reached and lets this agent list and watch; it is tried again by itself"
+NOT_LISTED = Message("the API server has not listed everything yet", "what the maps hold is served")
 
 
 class _NodeItem(Struct):
@@ -68,7 +70,7 @@ class KubeSource:
         self._needed_listed = asyncio.Event()  # all but what is optional
         self._all_listed = asyncio.Event()
         self._is_given = False  # the first lists were given
-        self._was_held = ""  # what the last Event about deletions that wait said
+        self._was_held = ""  # the text of the last Event about deletions that wait
         self._generation = 0
         self._on_change: OnChange | None = None
         self._message_log = MessageLog(log, "object of the API refused")
@@ -87,7 +89,7 @@ class KubeSource:
 
     @property
     def contact(self) -> ServerContact:
-        """What tells other clients of the same server that it answers."""
+        """What ends the pauses of other clients when the server answers."""
         return self._client.contact
 
     # --- the protocol of a source ---
@@ -97,7 +99,13 @@ class KubeSource:
     @property
     def trusted(self) -> bool:
         """Whether every resource was listed, is followed, and nothing waits for a confirmation."""
-        return self._is_given and self._own_problem() is None
+        return self.distrust is None
+
+    @property
+    def distrust(self) -> Message | None:
+        """Why the lists do not count, in one message."""
+        own = self._own_problem()
+        return own if own or self._is_given else NOT_LISTED
 
     @property
     def listed(self) -> bool:
@@ -126,7 +134,7 @@ class KubeSource:
         return [*([own] if own else ()), *absent, *refused]
 
     def _absence(self, reflector: Reflector) -> Message | None:
-        """Return what is wrong with an optional resource. A server that is away is said once."""
+        """Return what is wrong with an optional resource. A server that does not answer is reported once."""
         resource, failure = reflector.resource, reflector.failure
         if not resource.optional:
             return None
@@ -136,7 +144,7 @@ class KubeSource:
             return None
         if failure:
             return failure.message
-        return Message("no list of them yet", not_read(resource), subject=f"list {resource.name}", warning=True)
+        return Message("no list of them yet", not_read(resource), kind="list", key=resource.name, warning=True)
 
     @property
     def remedy(self) -> str:
@@ -148,8 +156,8 @@ class KubeSource:
         failures = [each.failure for each in self._reflectors if each.failure and not each.resource.optional]
         failing, held = failure_message(failures), self._held_text()
         if not held:
-            if failing is None and not self._is_given and self.synced.is_set():  # the server says nothing at all
-                return Message("the API server has not listed everything yet", "what the maps hold is served")
+            if failing is None and not self._is_given and self.synced.is_set():  # the server sends nothing
+                return NOT_LISTED
             return failing
         return Message(f"{held}; {failing.problem}" if failing else held, "what was there is kept")
 
@@ -211,7 +219,7 @@ class KubeSource:
         self.synced.set()
 
     async def _require_node(self) -> None:
-        """Refuse a node name that the server does not know, if it knows others: an empty server says nothing about names."""
+        """Refuse a node name without a Node, if there are other Nodes: an empty server proves nothing about names."""
         (nodes,) = (each.cache for each in self._reflectors if each.resource.path == NODES)
         name = self._settings.node_name
         if len(nodes):
@@ -220,7 +228,7 @@ class KubeSource:
             async with self._client.get(NODES, {"limit": "500"}, silence_s=10.0) as answer:
                 found = msgspec.json.decode(await answer.read(), type=_NodeList)
         except (LbError, *DECODING_ERRORS) as error:
-            log.warning("the API server does not know this node, and does not list others", extra={"error": str(error)})
+            log.warning("no Node object with this name; names cannot be listed", extra={"error": str(error)})
             return
         names = sorted(item.metadata.name for item in found.items or ())
         if names and name not in names:  # it may have come since its own list was read
@@ -272,11 +280,11 @@ class KubeSource:
 
     @property
     def _is_empty(self) -> bool:
-        """Whether an agent that goes on from its maps was given no Service at all, and does not know which there were."""
+        """Whether an agent that continues from its maps got no Service at all, and has no record of those that were."""
         return self._resumes and self._is_given and not len(self._services) and self._max_delete_ratio < 100
 
     def _measure_remembered(self) -> None:
-        """Compare the Services with those that an earlier agent knew; an agent that begins anew knows none."""
+        """Compare the Services with those that an earlier agent knew; an agent without earlier maps has none."""
         if not self._is_given or not self._remembered:
             return
         if not self._is_too_much(self._services, self._remembered):

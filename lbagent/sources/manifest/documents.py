@@ -15,13 +15,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from lbagent.model.message import Message
 from lbagent.objects.decode.decode_object import DecodedObject, decode_object
-from lbagent.objects.field_path import FieldPath, path_text
-from lbagent.objects.records import KubeObject, LastGoodObject, Message, Origin
-from lbagent.sources.manifest import yamldoc
-from lbagent.sources.manifest.read_text import MAX_BYTES, UnreadableManifest
-from lbagent.sources.manifest.yamldoc import Lines, YamlError
-from lbagent.wrong_value import wrong_type
+from lbagent.objects.records import KubeObject, LastGoodObject, Origin
+from lbagent.textfile import yamldoc
+from lbagent.textfile.field_path import FieldPath, path_text
+from lbagent.textfile.read_text import MAX_BYTES, UnreadableManifest
+from lbagent.textfile.yamldoc import Lines, YamlError
+from lbagent.value_errors import wrong_type
 
 MAX_OBJECTS = 1_000_000  # of one file
 BY_HAND = 1 << 18  # characters: JSON up to here may be written by a person, who may write a key twice
@@ -114,7 +115,9 @@ def _parse(
                     raise UnreadableManifest(Message(f"more than {MAX_OBJECTS} objects", file=path, line=line))
                 if not isinstance(raw, dict):
                     where = finder.bound(number, at, line)(())
-                    no_objects.append(Message("the document is not an object", "", path_text(at), "", path, where))
+                    no_objects.append(
+                        Message("the document is not an object", "", path_text(at), file=path, line=where)
+                    )
                     continue
                 origin = Origin(path, order, line, source)
                 objects.add(decode_object(raw, origin, finder.bound(number, at, line), find))

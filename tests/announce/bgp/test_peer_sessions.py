@@ -107,7 +107,7 @@ class Speaker:
 
 
 async def test_routes_wait_for_the_section_and_each_change_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lbagent.announce.bgp.bgp_routes.LOOK_S", 0.01)
+    monkeypatch.setattr("lbagent.announce.bgp.bgp_routes.SETTINGS_POLL_INTERVAL_S", 0.01)
     speaker, section = Speaker(), None
     routes = BgpRoutes(speaker, lambda: section)  # type: ignore[arg-type]
     task = asyncio.create_task(routes.run())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lbagent.announce.leader.former_leaders import HEARD_S, FormerLeaders, Place
+from lbagent.announce.leader.former_leaders import MAX_SIGHTING_AGE_S, DeviceAddress, FormerLeaders
 
 VIP, OTHER = b"\x0a\0\0\x09", b"\x0a\0\0\x0a"
 MAC, MAC2 = b"\2\0\0\0\0\1", b"\2\0\0\0\0\2"
@@ -13,17 +13,17 @@ ANSWERS = ((3, VIP), (4, VIP), (3, OTHER))
 
 
 def wanted(
-    former: FormerLeaders, now: float, *, lives: bool = True, answers: tuple[Place, ...] = ANSWERS
-) -> dict[Place, bytes]:
+    former: FormerLeaders, now: float, *, lives: bool = True, answers: tuple[DeviceAddress, ...] = ANSWERS
+) -> dict[DeviceAddress, bytes]:
     return former.wanted(answers, now, GRACE_S, lambda _mac: lives)
 
 
-def led(*heard: tuple[int, bytes, bytes]) -> FormerLeaders:
+def led(*seen: tuple[int, bytes, bytes]) -> FormerLeaders:
     """Return what is known when this node began to lead for VIP at 100 s, after these were heard at 99 s."""
     former = FormerLeaders()
-    for ifindex, address, mac in heard:
-        former.heard((ifindex, address), mac, 99.0)
-    former.began(VIP, 100.0, GRACE_S)
+    for ifindex, address, mac in seen:
+        former.seen((ifindex, address), mac, 99.0)
+    former.start(VIP, 100.0, GRACE_S)
     return former
 
 
@@ -54,30 +54,30 @@ def test_the_grace_begins_when_it_was_seen_to_live_last() -> None:
 def test_one_that_was_silent_for_long_is_none() -> None:
     """It died: there is nothing to send it."""
     former = FormerLeaders()
-    former.heard((3, VIP), MAC, 100.0)
-    former.began(VIP, 100.1 + HEARD_S, GRACE_S)
+    former.seen((3, VIP), MAC, 100.0)
+    former.start(VIP, 100.1 + MAX_SIGHTING_AGE_S, GRACE_S)
     assert wanted(former, 104.0) == {}
 
 
 def test_the_next_one_takes_the_place_of_the_one_before() -> None:
     former = led((3, VIP, MAC), (4, VIP, MAC))
-    former.heard((3, VIP), MAC2, 120.0)
-    former.began(VIP, 120.5, GRACE_S)
+    former.seen((3, VIP), MAC2, 120.0)
+    former.start(VIP, 120.5, GRACE_S)
     assert wanted(former, 121.0) == {(3, VIP): MAC2}
 
 
 def test_the_one_that_was_heard_is_not_meant_twice() -> None:
     former = led((3, VIP, MAC))
-    former.began(VIP, 100.5, GRACE_S)
+    former.start(VIP, 100.5, GRACE_S)
     assert wanted(former, 101.0) == {}
 
 
 def test_it_is_forgotten_when_this_node_leads_no_more() -> None:
     former = led((3, VIP, MAC))
-    former.heard((3, VIP), MAC, 100.5)
-    former.ended(VIP)
+    former.seen((3, VIP), MAC, 100.5)
+    former.end(VIP)
     assert wanted(former, 101.0) == {}
-    former.began(VIP, 101.0, GRACE_S)
+    former.start(VIP, 101.0, GRACE_S)
     assert wanted(former, 101.0) == {}
 
 

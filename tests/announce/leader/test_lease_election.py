@@ -7,6 +7,9 @@ import json
 
 import pytest
 
+from lbagent.announce.announcer import lease_status_of
+from lbagent.announce.desired_vips import DesiredVip
+from lbagent.announce.l2.vip_machine import PROBE_S
 from lbagent.announce.leader.lease_election import (
     ANOTHER_NODE,
     MACS,
@@ -17,12 +20,9 @@ from lbagent.announce.leader.lease_election import (
     vip_lease,
     vip_of_lease,
 )
-from lbagent.announce.leader.lease_view import view_of
-from lbagent.announce.vip_machine import PROBE_S
-from lbagent.announce.wanted import WantedVip
+from lbagent.kube.leases import Lease, LeaseSpec
+from lbagent.kube.object_cache import metadata_of
 from lbagent.model.address import format_ip, parse_ip
-from lbagent.sources.kube.leases import Lease, LeaseSpec
-from lbagent.sources.kube.object_cache import metadata_of
 
 
 def lease(renewed: str, networks: str = "10.0.0.0/24", withheld: str = "") -> Lease:
@@ -75,14 +75,14 @@ def test_a_node_does_not_lead_for_an_address_that_its_programs_do_not_serve() ->
 
 def test_under_policy_cluster_a_node_that_does_not_serve_leaves_the_address_to_one_that_does() -> None:
     one, address = election(), parse_ip("10.0.0.9")
-    vip = WantedVip(address, "lan", ("l2",), ("ns/web",), has_endpoint=True)
-    view = view_of(one, "a", vip, 0.5, eligible=True, served=False)
+    vip = DesiredVip(address, "lan", ("l2",), ("ns/web",), has_endpoint=True)
+    view = lease_status_of(one, "a", vip, 0.5, eligible=True, served=False)
     assert (view.eligible, view.preferred) == (False, "b")
     one._take_node("b", lease("2", withheld="10.0.0.9"), 0.6)
-    view = view_of(one, "a", vip, 0.6, eligible=True, served=False)
+    view = lease_status_of(one, "a", vip, 0.6, eligible=True, served=False)
     assert (view.eligible, view.preferred) == (True, "a"), "no node serves it: clients are answered that there is none"
-    without = WantedVip(address, "lan", ("l2",), ("ns/web",), has_endpoint=False)
-    assert view_of(election(), "a", without, 0.5, eligible=True, served=False).eligible
+    without = DesiredVip(address, "lan", ("l2",), ("ns/web",), has_endpoint=False)
+    assert lease_status_of(election(), "a", without, 0.5, eligible=True, served=False).eligible
 
 
 async def test_what_is_withheld_is_published_with_a_bound_and_a_gift_of_an_address_waits_for_it() -> None:

@@ -9,9 +9,11 @@ import msgspec
 import pytest
 
 from lbagent.apilb.files.pool_document import PoolFaults
-from lbagent.apilb.files.pool_files import PoolFiles, default_state_path, parse_pool_text, read_pool_files
-from lbagent.apilb.instance import HealthCheck, Mode, OnMarkedDown, Secret, SshAccess
+from lbagent.apilb.files.pool_files import PoolFiles, default_state_path, read_pool_files
+from lbagent.apilb.instance import Mode, OnMarkedDown, Secret, SshAccess
 from lbagent.apilb.native_file import native_file
+from lbagent.probes.probe_spec import ProbeSpec
+from tests.apilb.pool_texts import parse_pool_text
 
 AGENT = {"SSH_AUTH_SOCK": "/run/agent"}
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAA\n-----END OPENSSH PRIVATE KEY-----\n"
@@ -69,7 +71,7 @@ DEFAULTS = {
         pytest.param("onMarkedDown: reset\napiLoadBalancers: [{onMarkedDown: keep}]", {}, id="on marked down"),
         pytest.param(
             "healthCheck: {path: /readyz, interval: 250ms}\napiLoadBalancers: [{healthCheck: {interval: 1m30s, fall: 5}}]",
-            {"health_check": HealthCheck(path="/readyz", interval=90, fall=5)},
+            {"health_check": ProbeSpec(path="/readyz", interval=90, fall=5)},
             id="health check, field by field",
         ),
         pytest.param(

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lbagent.apilb.files.pool_document import PoolFaults
-from lbagent.apilb.files.pool_files import PoolFiles, parse_pool_text, read_pool_files
+from lbagent.apilb.files.pool_files import PoolFiles, read_pool_files
 from lbagent.apilb.files.state_file import Deployed, state_text
 from lbagent.apilb.instance import Mode, Secret, SshAccess
-from lbagent.apilb.plan_records import KnownInstance
+from lbagent.apilb.plan_records import RecordedInstance
+from tests.apilb.pool_texts import parse_pool_text
 
 SEEDS = """\
 state:
@@ -55,7 +56,7 @@ state:
 """
 
 
-def known(name: str = "a", pool: str = "default", **fields: object) -> KnownInstance:
+def recorded(name: str = "a", pool: str = "default", **fields: object) -> RecordedInstance:
     values = {
         "container_id": "12e4",
         "status": "running",
@@ -63,7 +64,7 @@ def known(name: str = "a", pool: str = "default", **fields: object) -> KnownInst
         "host_config_path": "/etc/haproxy/haproxy.cfg",
         "config_text": "defaults\n  mode tcp\n",
     }
-    return KnownInstance(pool=pool, name=name, **values | fields)  # type: ignore[arg-type]
+    return RecordedInstance(pool=pool, name=name, **values | fields)  # type: ignore[arg-type]
 
 
 def read(text: str) -> PoolFiles:
@@ -72,9 +73,9 @@ def read(text: str) -> PoolFiles:
 
 def test_the_seeds_state_is_read_and_converted() -> None:
     found = read(SEEDS)
-    first, second = found.deployed.known
+    first, second = found.deployed.recorded
     ssh = SshAccess(address="10.0.0.9", user="core", password=Secret("hunter2"))
-    assert first == known(
+    assert first == recorded(
         "api-loadbalancer-haproxy", container_id="5f3c", image="haproxy:2.8.1-alpine", ssh=ssh
     )  # fmt: skip
     assert (second.name, second.container_id, second.status, second.ssh) == ("other", "", "", None)
@@ -96,30 +97,30 @@ def test_what_is_written_is_read_back(one_pool: bool) -> None:
         host_key="ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA",
         known_hosts_file="/kh", insecure_ignore_host_key=True,
     )  # fmt: skip
-    given = Deployed(known=(
-        known("a"),
-        known("b", ssh=ssh),
-        known("0", mode=Mode.NATIVE, image="", container_id="", host_config_path="/etc/lbagent/apilb.d/0.yaml", docker_host="unix:///x"),
+    given = Deployed(recorded=(
+        recorded("a"),
+        recorded("b", ssh=ssh),
+        recorded("0", mode=Mode.NATIVE, image="", container_id="", host_config_path="/etc/lbagent/apilb.d/0.yaml", docker_host="unix:///x"),
     ))  # fmt: skip
     assert read(state_text(given, one_pool=one_pool)).deployed == given
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"], include_characters="\n\t"), max_size=20))
 def test_every_text_is_read_back(text: str) -> None:
-    deployed = Deployed(known=(known(container_id=text, config_text=text),))
-    (found,) = read(state_text(deployed, one_pool=True)).deployed.known
+    deployed = Deployed(recorded=(recorded(container_id=text, config_text=text),))
+    (found,) = read(state_text(deployed, one_pool=True)).deployed.recorded
     assert (found.container_id, found.config_text) == (text, text)
 
 
 @pytest.mark.parametrize("name", ["version", "apiLoadBalancerPools", "0", "state"])
 def test_an_instance_may_have_any_name(name: str) -> None:
-    deployed = Deployed(known=(known(name),))
+    deployed = Deployed(recorded=(recorded(name),))
     assert read(state_text(deployed, one_pool=True)).deployed == deployed
 
 
 def test_one_name_on_several_hosts() -> None:
     hosts = [SshAccess(address=each, private_key_file="/k") for each in ("h1", "h2")]
-    deployed = Deployed(known=(*(known("a", ssh=each) for each in hosts), known("b", ssh=hosts[0])))
+    deployed = Deployed(recorded=(*(recorded("a", ssh=each) for each in hosts), recorded("b", ssh=hosts[0])))
     text = state_text(deployed, one_pool=True)
     assert list(yaml.safe_load(text)["state"]) == ["a@ssh://root@h1:22", "a@ssh://root@h2:22", "b", "version"]
     assert read(text).deployed == deployed
@@ -133,7 +134,7 @@ def test_what_flexkube_keeps_in_the_file_stays() -> None:
     }
     text = yaml.dump({"state": others | {"apiLoadBalancerPools": {"p": values}}}, default_style='"')
     found = read(text).deployed
-    assert [each.key[:2] for each in found.known] == [("p", "api-loadbalancer-haproxy"), ("p", "other")]
+    assert [each.key[:2] for each in found.recorded] == [("p", "api-loadbalancer-haproxy"), ("p", "other")]
     again = yaml.safe_load(state_text(found, one_pool=False))["state"]
     assert {key: again[key] for key in others} == others
     assert list(again["apiLoadBalancerPools"]["p"]) == ["api-loadbalancer-haproxy", "other"]
@@ -141,7 +142,7 @@ def test_what_flexkube_keeps_in_the_file_stays() -> None:
 
 @pytest.mark.parametrize("one_pool", [True, False])
 def test_a_state_that_was_cut_off_is_refused(one_pool: bool) -> None:
-    lines = state_text(Deployed(known=(known("a"), known("b"))), one_pool=one_pool).splitlines(keepends=True)
+    lines = state_text(Deployed(recorded=(recorded("a"), recorded("b"))), one_pool=one_pool).splitlines(keepends=True)
     for count in range(4, len(lines)):  # before, there is no entry yet
         with pytest.raises(PoolFaults) as caught:
             read("".join(lines[:count]))
@@ -170,18 +171,20 @@ POOL = "bindAddress: 0.0.0.0:1\nservers: [a]\n"
 
 def test_the_state_file_beats_the_state_in_the_other_files(tmp_path: Path) -> None:
     config, state = tmp_path / "config.yaml", tmp_path / "state.yaml"
-    config.write_text(POOL + "apiLoadBalancers: []\n" + state_text(Deployed(known=(known("old"),)), one_pool=True))
+    config.write_text(
+        POOL + "apiLoadBalancers: []\n" + state_text(Deployed(recorded=(recorded("old"),)), one_pool=True)
+    )
     found = read_pool_files([str(config)], state_path=str(state))
-    assert [each.name for each in found.deployed.known] == ["old"]
-    state.write_text(state_text(Deployed(known=(known("new"),)), one_pool=True))
+    assert [each.name for each in found.deployed.recorded] == ["old"]
+    state.write_text(state_text(Deployed(recorded=(recorded("new"),)), one_pool=True))
     found = read_pool_files([str(config)], state_path=str(state))
-    assert [each.name for each in found.deployed.known] == ["new"]
+    assert [each.name for each in found.deployed.recorded] == ["new"]
     assert [str(each) for each in found.warnings] == [
         f"{config}:5: state: ignored: {state} is there, and is the newer one"
     ]
     config.write_text(POOL + "apiLoadBalancers: []\n")
     found = read_pool_files([str(config), str(state)], state_path=str(state))  # as the seed's users do
-    assert [each.name for each in found.deployed.known] == ["new"]
+    assert [each.name for each in found.deployed.recorded] == ["new"]
     assert found.warnings == ()
     state.write_text("")
     with pytest.raises(PoolFaults, match="at least one load balancer must be defined if state is empty"):
@@ -190,9 +193,9 @@ def test_the_state_file_beats_the_state_in_the_other_files(tmp_path: Path) -> No
 
 def test_log_in_of_a_host_that_only_the_state_knows() -> None:
     """No secret is in a state; without the pool's nothing could be removed over ssh."""
-    state = state_text(Deployed(known=(known("a", ssh=SshAccess(address="h", user="u")),)), one_pool=True)
-    (found,) = read(POOL + "ssh: {user: v, password: hunter2}\napiLoadBalancers: []\n" + state).deployed.known
+    state = state_text(Deployed(recorded=(recorded("a", ssh=SshAccess(address="h", user="u")),)), one_pool=True)
+    (found,) = read(POOL + "ssh: {user: v, password: hunter2}\napiLoadBalancers: []\n" + state).deployed.recorded
     assert found.ssh == SshAccess(address="h", user="v", password=Secret("hunter2"))
     instance = "apiLoadBalancers: [{name: b, host: {ssh: {address: h, privateKeyFile: /k, user: w}}}]\n"
-    (found,) = read(POOL + instance + state).deployed.known
+    (found,) = read(POOL + instance + state).deployed.recorded
     assert found.ssh == SshAccess(address="h", user="w", private_key_file="/k")

@@ -16,7 +16,7 @@ from typing import Any
 
 from lbagent.apilb.hosts import carry_out
 from lbagent.apilb.instance import Instance, Secret, SshAccess
-from lbagent.apilb.plan_records import Action, KnownInstance, Step
+from lbagent.apilb.plan_records import Action, RecordedInstance, Step
 from tests.lab.https_server import make_certificate
 from tests.lab.netns import Namespace, wait_for
 from tests.lab.podman import IMAGE, Podman
@@ -108,12 +108,12 @@ class HostLab:
         return Instance(**{**usual, **words})
 
     async def do(
-        self, action: Action, instance: Instance | None, known: KnownInstance | None = None, **words: Any
+        self, action: Action, instance: Instance | None, recorded: RecordedInstance | None = None, **words: Any
     ) -> Any:
         """Carry out one step from this host."""
-        item = instance or known
+        item = instance or recorded
         assert item is not None
-        step = Step(pool=item.pool, name=item.name, host=item.host, action=action, instance=instance, known=known)
+        step = Step(pool=item.pool, name=item.name, host=item.host, action=action, instance=instance, recorded=recorded)
         self.said: list[str] = []
         with self.space.entered():
             return await carry_out(step, self.said.append, **words)

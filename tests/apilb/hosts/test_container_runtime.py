@@ -98,6 +98,7 @@ async def test_versions(socket: Path) -> None:
     assert asked[2] == "GET /v1.44/containers/lb/json"
 
 
+@pytest.mark.root  # any other user places files by a container
 async def test_podman_is_not_asked_for_its_version(socket: Path) -> None:
     podman = {"GET /version": (200, VERSION), "GET /_ping": (200, b"OK")}
     with fake_docker(socket, podman, Api_Version="1.41", Libpod_Api_Version="4.3.1") as asked:
@@ -114,6 +115,7 @@ async def test_only_unix_sockets(socket: Path) -> None:
     assert "only a unix socket is possible" in str(found)
 
 
+@pytest.mark.root  # any other user places files by a container
 @pytest.mark.parametrize(
     ("status", "message"),
     [

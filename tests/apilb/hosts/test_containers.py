@@ -17,7 +17,7 @@ from lbagent.apilb.hosts import PartlyDone, container_step, observe
 from lbagent.apilb.hosts.container_runtime import ContainerRuntime
 from lbagent.apilb.instance import Instance
 from lbagent.apilb.instance_plan import wanted_text
-from lbagent.apilb.plan_records import Action, KnownInstance, Observed
+from lbagent.apilb.plan_records import Action, Observed, RecordedInstance
 from lbagent.errors import LbError, NotFound, Refused
 from tests.apilb.hosts.host_lab import POOL, HostLab
 from tests.lab.podman import IMAGE
@@ -25,7 +25,7 @@ from tests.lab.podman import IMAGE
 pytestmark = pytest.mark.root
 
 
-async def look(item: Instance | KnownInstance) -> Observed:
+async def look(item: Instance | RecordedInstance) -> Observed:
     found = (await observe([item]))[item.key]
     if isinstance(found, LbError):
         raise found
@@ -39,10 +39,10 @@ def path_of(instance: Instance) -> Path:
 async def test_a_container_is_made_as_the_seed_makes_it(lab: HostLab) -> None:
     wanted = lab.instance()
     with lab.servers(10001):
-        known = await lab.do(Action.CREATE, wanted)
+        recorded = await lab.do(Action.CREATE, wanted)
         lab.wait_answer(wanted, "10001")
     found = lab.inspect(wanted.name)
-    assert known.container_id == found["Id"]
+    assert recorded.container_id == found["Id"]
     assert found["HostConfig"]["NetworkMode"] == "host"
     assert found["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped"
     assert found["Config"]["User"] == "65534"
@@ -52,18 +52,18 @@ async def test_a_container_is_made_as_the_seed_makes_it(lab: HostLab) -> None:
     file, folder = path_of(wanted).stat(), path_of(wanted).parent.stat()
     assert (stat.S_IMODE(file.st_mode), file.st_uid) == (0o600, 65534)
     assert (stat.S_IMODE(folder.st_mode), folder.st_uid) == (0o700, 65534)
-    assert path_of(wanted).read_text() == wanted_text(wanted) == known.config_text
+    assert path_of(wanted).read_text() == wanted_text(wanted) == recorded.config_text
     assert "created and started" in lab.said[0] or "started" in lab.said[0]
     assert len(lab.said) == 1
 
 
 async def test_what_was_made_is_found_as_it_was_made(lab: HostLab) -> None:
     wanted = lab.instance()
-    known = await lab.do(Action.CREATE, wanted)
-    for item in (wanted, known):
+    recorded = await lab.do(Action.CREATE, wanted)
+    for item in (wanted, recorded):
         found = await look(item)
         assert found == Observed(
-            container_id=known.container_id,
+            container_id=recorded.container_id,
             status="running",
             image=IMAGE,
             ours=True,
@@ -122,13 +122,13 @@ async def test_a_changed_file_is_live_without_a_failed_connection(lab: HostLab) 
     servers = [("127.0.0.1:10001",), ("127.0.0.1:10001", "127.0.0.1:10002"), ("127.0.0.1:10002",)]
     wanted = lab.instance(servers=servers[0])
     with lab.servers(10001, 10002):
-        known = await lab.do(Action.CREATE, wanted)
+        recorded = await lab.do(Action.CREATE, wanted)
         before = path_of(wanted).stat().st_ino
         lab.wait_answer(wanted, "10001")
         load = Load(lab, wanted)
         try:
             for each in servers[1:] * 3:
-                known = await lab.do(Action.UPDATE, replace(wanted, servers=each), known)
+                recorded = await lab.do(Action.UPDATE, replace(wanted, servers=each), recorded)
                 count = len(load.answers)
                 await asyncio.to_thread(_wait_more, load, count + 30)
         finally:
@@ -153,10 +153,10 @@ async def test_a_removed_server_gets_no_connection_after_the_step(
     monkeypatch.setattr(container_step, "UP_S", 0.2)  # it is the new worker that is waited for, not the time
     wanted = lab.instance(servers=("127.0.0.1:10001", "127.0.0.1:10002"))
     with lab.servers(10001, 10002):
-        known = await lab.do(Action.CREATE, wanted)
+        recorded = await lab.do(Action.CREATE, wanted)
         lab.wait_answer(wanted, "10001")
         for server in ("10002", "10001", "10002"):
-            known = await lab.do(Action.UPDATE, replace(wanted, servers=(f"127.0.0.1:{server}",)), known)
+            recorded = await lab.do(Action.UPDATE, replace(wanted, servers=(f"127.0.0.1:{server}",)), recorded)
             assert {lab.ask(wanted) for _ in range(10)} == {server}
 
 
@@ -172,9 +172,9 @@ async def test_a_reload_that_haproxy_drops_is_said_again(lab: HostLab, monkeypat
     monkeypatch.setattr(ContainerRuntime, "reload", first_is_lost)
     wanted = lab.instance()
     with lab.servers(10001, 10002):
-        known = await lab.do(Action.CREATE, wanted)
+        recorded = await lab.do(Action.CREATE, wanted)
         lab.wait_answer(wanted, "10001")
-        await lab.do(Action.UPDATE, replace(wanted, servers=("127.0.0.1:10002",)), known)
+        await lab.do(Action.UPDATE, replace(wanted, servers=("127.0.0.1:10002",)), recorded)
         assert {lab.ask(wanted) for _ in range(10)} == {"10002"}
     assert len(signals) >= 2
 
@@ -182,12 +182,12 @@ async def test_a_reload_that_haproxy_drops_is_said_again(lab: HostLab, monkeypat
 async def test_a_file_that_haproxy_does_not_take_changes_nothing(lab: HostLab) -> None:
     wanted = lab.instance()
     with lab.servers(10001):
-        known = await lab.do(Action.CREATE, wanted)
+        recorded = await lab.do(Action.CREATE, wanted)
         bad = replace(wanted, servers=("no-such-host.invalid:6443",))
         with pytest.raises(
             LbError, match=r"HAProxy does not take the new .*no-such-host.invalid.*the old one serves on"
         ):
-            await lab.do(Action.UPDATE, bad, known)
+            await lab.do(Action.UPDATE, bad, recorded)
         assert path_of(wanted).read_text() == wanted_text(wanted)
         assert os.listdir(path_of(wanted).parent) == ["haproxy.cfg"]
         lab.wait_answer(wanted, "10001")
@@ -205,18 +205,18 @@ async def test_a_haproxy_that_does_not_stay_up_is_told_and_its_container_is_know
         ) as caught,
     ):
         await lab.do(Action.CREATE, wanted)
-    known = caught.value.known
-    assert known.container_id == lab.inspect(wanted.name)["Id"]
+    recorded = caught.value.recorded
+    assert recorded.container_id == lab.inspect(wanted.name)["Id"]
     with lab.servers(10001):
-        again = await lab.do(Action.UPDATE, wanted, known)
-        assert again.container_id == known.container_id
+        again = await lab.do(Action.UPDATE, wanted, recorded)
+        assert again.container_id == recorded.container_id
         lab.wait_answer(wanted, "10001")
 
 
 async def test_a_new_bind_that_is_taken_leaves_the_old_one(lab: HostLab) -> None:
     wanted, other = lab.instance(), lab.instance()
     with lab.servers(10001):
-        known = await lab.do(Action.CREATE, wanted)
+        recorded = await lab.do(Action.CREATE, wanted)
         with lab.space.entered():
             listener = socket.create_server(("127.0.0.1", int(other.bind_address.rpartition(":")[2])))
         changed = replace(wanted, bind_address=other.bind_address)
@@ -224,40 +224,40 @@ async def test_a_new_bind_that_is_taken_leaves_the_old_one(lab: HostLab) -> None
             listener,
             pytest.raises(LbError, match=r"does not take the new .*(?i:cannot bind).*its worker serves the old one"),
         ):
-            await lab.do(Action.UPDATE, changed, known)
+            await lab.do(Action.UPDATE, changed, recorded)
         lab.wait_answer(wanted, "10001")
-        await lab.do(Action.UPDATE, changed, known)
+        await lab.do(Action.UPDATE, changed, recorded)
         lab.wait_answer(changed, "10001")
 
 
 async def test_drift_is_found_and_mended(lab: HostLab) -> None:
     wanted = lab.instance()
-    known = await lab.do(Action.CREATE, wanted)
+    recorded = await lab.do(Action.CREATE, wanted)
     with lab.servers(10001):
         lab.podman.run("stop", "--time", "1", wanted.name)
-        assert (await look(known)).status == "exited"
-        known = await lab.do(Action.START, wanted, known)
+        assert (await look(recorded)).status == "exited"
+        recorded = await lab.do(Action.START, wanted, recorded)
         lab.wait_answer(wanted, "10001")
 
         path_of(wanted).write_text("edited\n")
-        assert (await look(known)).file_text == "edited\n"
-        known = await lab.do(Action.UPDATE, wanted, known)
+        assert (await look(recorded)).file_text == "edited\n"
+        recorded = await lab.do(Action.UPDATE, wanted, recorded)
         assert path_of(wanted).read_text() == wanted_text(wanted)
 
         path_of(wanted).unlink()
-        assert (await look(known)).file_text is None
-        known = await lab.do(Action.UPDATE, wanted, known)
+        assert (await look(recorded)).file_text is None
+        recorded = await lab.do(Action.UPDATE, wanted, recorded)
         assert path_of(wanted).read_text() == wanted_text(wanted)
 
         lab.podman.run("pause", wanted.name)
-        assert (await look(known)).status == "paused"
-        known = await lab.do(Action.START, wanted, known)
+        assert (await look(recorded)).status == "paused"
+        recorded = await lab.do(Action.START, wanted, recorded)
         lab.wait_answer(wanted, "10001")
 
         lab.podman.run("rm", "--force", "--time", "0", wanted.name)
-        assert (await look(known)).status == "gone"
-        again = await lab.do(Action.CREATE, wanted, known)
-        assert again.container_id != known.container_id
+        assert (await look(recorded)).status == "gone"
+        again = await lab.do(Action.CREATE, wanted, recorded)
+        assert again.container_id != recorded.container_id
         lab.wait_answer(wanted, "10001")
 
 
@@ -266,11 +266,13 @@ async def test_a_folder_that_was_deleted_is_made_again_and_its_container_with_it
     wanted = lab.instance()
     folder = path_of(wanted).parent
     with lab.servers(10001):
-        known = await lab.do(Action.CREATE, wanted)
+        recorded = await lab.do(Action.CREATE, wanted)
         shutil.rmtree(folder)
-        again = await lab.do(Action.UPDATE, wanted, known)
-        assert again.container_id != known.container_id
-        assert f"container {known.container_id[:12]} removed: its mount is of a folder that was deleted" in lab.said[0]
+        again = await lab.do(Action.UPDATE, wanted, recorded)
+        assert again.container_id != recorded.container_id
+        assert (
+            f"container {recorded.container_id[:12]} removed: its mount is of a folder that was deleted" in lab.said[0]
+        )
         assert path_of(wanted).read_text() == wanted_text(wanted)
         lab.wait_answer(wanted, "10001")
         assert (await look(again)).container_id == again.container_id
@@ -302,23 +304,23 @@ async def test_a_step_that_was_cut_off_is_ended_by_the_next(lab: HostLab) -> Non
 
 async def test_what_differs_is_recreated_and_what_moved_leaves_nothing(lab: HostLab) -> None:
     wanted = lab.instance()
-    known = await lab.do(Action.CREATE, wanted)
+    recorded = await lab.do(Action.CREATE, wanted)
     moved = replace(wanted, host_config_path=str(lab.folder / f"{wanted.name}-moved" / "other.cfg"))
     with lab.servers(10001):
-        again = await lab.do(Action.RECREATE, moved, known)
+        again = await lab.do(Action.RECREATE, moved, recorded)
         lab.wait_answer(moved, "10001")
-    assert again.container_id != known.container_id
+    assert again.container_id != recorded.container_id
     assert not path_of(wanted).exists()
     assert (await look(moved)).spec_matches
 
 
 async def test_only_what_is_ours_is_removed(lab: HostLab) -> None:
     wanted = lab.instance()
-    known = await lab.do(Action.CREATE, wanted)
+    recorded = await lab.do(Action.CREATE, wanted)
     lab.podman.run("rm", "--force", "--time", "0", wanted.name)
     lab.podman.run("create", "--name", wanted.name, IMAGE, "haproxy", "-v")  # the operator's own
     path_of(wanted).write_text("# the operator's own\n")
-    assert await lab.do(Action.REMOVE, None, known) is None
+    assert await lab.do(Action.REMOVE, None, recorded) is None
     assert wanted.name in lab.names()
     assert path_of(wanted).read_text() == "# the operator's own\n"
     assert "stays: lbagent did not write it" in lab.said[0]
@@ -327,22 +329,22 @@ async def test_only_what_is_ours_is_removed(lab: HostLab) -> None:
 async def test_a_removed_one_leaves_neither_container_nor_file(lab: HostLab) -> None:
     wanted, neighbour = lab.instance(), lab.instance()
     beside = replace(neighbour, host_config_path=str(path_of(wanted).parent / "beside.cfg"))
-    known = await lab.do(Action.CREATE, wanted)
+    recorded = await lab.do(Action.CREATE, wanted)
     await lab.do(Action.CREATE, beside)
-    assert await lab.do(Action.REMOVE, None, known) is None
+    assert await lab.do(Action.REMOVE, None, recorded) is None
     assert wanted.name not in lab.names()
     assert os.listdir(path_of(wanted).parent) == ["beside.cfg"]
     assert (await look(beside)).status == "running"
-    assert await lab.do(Action.REMOVE, None, known) is None  # again: it is gone
+    assert await lab.do(Action.REMOVE, None, recorded) is None  # again: it is gone
 
 
 async def test_a_hook_gets_its_words_as_they_are(lab: HostLab) -> None:
     target = lab.folder / "hook's words"
     wanted = lab.instance(post_start=("cp", str(lab.folder / "server.crt"), str(target)))
-    known = await lab.do(Action.CREATE, wanted)
+    recorded = await lab.do(Action.CREATE, wanted)
     assert target.exists()
     target.unlink()
-    await lab.do(Action.UPDATE, wanted, known)
+    await lab.do(Action.UPDATE, wanted, recorded)
     assert not target.exists()  # only after a start
 
 
@@ -350,7 +352,7 @@ async def test_a_hook_that_fails_is_told_and_the_container_is_known(lab: HostLab
     wanted = lab.instance(post_start=("ls", "/nothing $HOME"))
     with pytest.raises(PartlyDone, match=r"postStart: ls ended with 2: .*/nothing \$HOME") as caught:
         await lab.do(Action.CREATE, wanted)
-    assert caught.value.known.container_id == lab.inspect(wanted.name)["Id"]
+    assert caught.value.recorded.container_id == lab.inspect(wanted.name)["Id"]
     missing = lab.instance(post_start=("no-such-program",))
     with pytest.raises(PartlyDone, match="postStart: no-such-program: No such file"):
         await lab.do(Action.CREATE, missing)

@@ -50,25 +50,25 @@ async def status_of(item: Instance) -> str:
 async def test_a_life_with_dockerd(lab: HostLab, dockerd: Dockerd) -> None:
     wanted = instance(lab, dockerd)
     with lab.servers(10001, 10002):
-        known = await lab.do(Action.CREATE, wanted)
+        recorded = await lab.do(Action.CREATE, wanted)
         lab.wait_answer(wanted, "10001")
         found = (await observe([wanted]))[wanted.key]
         assert found == Observed(
-            container_id=known.container_id, status="running", image=IMAGE, ours=True, file_text=wanted_text(wanted)
+            container_id=recorded.container_id, status="running", image=IMAGE, ours=True, file_text=wanted_text(wanted)
         )
         changed = replace(wanted, servers=("127.0.0.1:10002",))
-        known = await lab.do(Action.UPDATE, changed, known)
+        recorded = await lab.do(Action.UPDATE, changed, recorded)
         lab.wait_answer(changed, "10002")
         (server,) = (await server_health([changed]))[changed.key]
         assert (server["address"], server["up"]) == ("127.0.0.1:10002", True)
         with pytest.raises(LbError, match=r"does not take the new .*no-such-host.invalid"):
-            await lab.do(Action.UPDATE, replace(wanted, servers=("no-such-host.invalid:1",)), known)
+            await lab.do(Action.UPDATE, replace(wanted, servers=("no-such-host.invalid:1",)), recorded)
         for verb, status in (("pause", "paused"), ("stop", "exited")):
-            dockerd.run(verb, known.container_id)
+            dockerd.run(verb, recorded.container_id)
             assert await status_of(changed) == status
-            known = await lab.do(Action.START, changed, known)
+            recorded = await lab.do(Action.START, changed, recorded)
             lab.wait_answer(changed, "10002")
-    await lab.do(Action.REMOVE, None, known)
+    await lab.do(Action.REMOVE, None, recorded)
     assert await status_of(wanted) == "gone"
 
 
@@ -95,7 +95,7 @@ async def test_a_bind_that_is_taken_with_dockerd(lab: HostLab, dockerd: Dockerd)
     with listener, pytest.raises(PartlyDone, match="does not stay up: .*(?i:cannot bind)") as caught:
         await lab.do(Action.CREATE, wanted)
     with lab.servers(10001):
-        await lab.do(Action.UPDATE, wanted, caught.value.known)
+        await lab.do(Action.UPDATE, wanted, caught.value.recorded)
         lab.wait_answer(wanted, "10001")
 
 
@@ -105,11 +105,11 @@ async def test_a_user_of_dockerd_who_is_not_root(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     wanted = instance(lab, dockerd)
     with lab.servers(10001, 10002):
-        known = await lab.do(Action.CREATE, wanted)
+        recorded = await lab.do(Action.CREATE, wanted)
         lab.wait_answer(wanted, "10001")
         changed = replace(wanted, servers=("127.0.0.1:10002",))
-        known = await lab.do(Action.UPDATE, changed, known)
+        recorded = await lab.do(Action.UPDATE, changed, recorded)
         lab.wait_answer(changed, "10002")
-    await lab.do(Action.REMOVE, None, known)
+    await lab.do(Action.REMOVE, None, recorded)
     assert f"{wanted.host_config_path} removed" in lab.said[0]
     assert "-config" not in dockerd.run("ps", "--all", "--format", "{{.Names}}")

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from lbagent.apilb.hosts import carry_out, carry_out_all, observe
 from lbagent.apilb.instance import Instance, Mode, Secret
 from lbagent.apilb.instance_plan import wanted_text
-from lbagent.apilb.plan_records import Action, KnownInstance, Observed, Step
+from lbagent.apilb.plan_records import Action, Observed, RecordedInstance, Step
 from lbagent.errors import ConfigError, HostUnreachable, LbError, Refused
 from tests.apilb.hosts.host_lab import HostLab
 from tests.lab.netns import run
@@ -25,19 +25,19 @@ from tests.lab.netns import run
 pytestmark = pytest.mark.root
 
 
-def step_of(action: Action, item: Instance | KnownInstance) -> Step:
+def step_of(action: Action, item: Instance | RecordedInstance) -> Step:
     wanted = item if isinstance(item, Instance) else None
-    known = item if isinstance(item, KnownInstance) else None
-    return Step(pool=item.pool, name=item.name, host=item.host, action=action, instance=wanted, known=known)
+    recorded = item if isinstance(item, RecordedInstance) else None
+    return Step(pool=item.pool, name=item.name, host=item.host, action=action, instance=wanted, recorded=recorded)
 
 
-async def look(lab: HostLab, *items: Instance | KnownInstance) -> list[Observed | LbError]:
+async def look(lab: HostLab, *items: Instance | RecordedInstance) -> list[Observed | LbError]:
     with lab.space.entered():
         found = await observe(items)
     return [found[item.key] for item in items]
 
 
-async def look_at(lab: HostLab, item: Instance | KnownInstance) -> Observed:
+async def look_at(lab: HostLab, item: Instance | RecordedInstance) -> Observed:
     (found,) = await look(lab, item)
     assert isinstance(found, Observed), found
     return found
@@ -61,16 +61,16 @@ async def test_a_life_by_ssh(lab: HostLab, caplog: pytest.LogCaptureFixture, mon
     wanted = lab.instance(ssh=lab.access(), post_start=("touch", str(target)))
     with lab.servers(10001, 10002):
         assert await look(lab, wanted) == [Observed()]
-        known = await lab.do(Action.CREATE, wanted)
+        recorded = await lab.do(Action.CREATE, wanted)
         assert target.exists()
         lab.wait_answer(wanted, "10001")
         path = wanted.host_config_path
         assert [mode_and_owner(each) for each in (path, os.path.dirname(path))] == [(0o600, 65534), (0o700, 65534)]
         found = await look_at(lab, wanted)
-        assert (found.status, found.spec_matches, found.file_text) == ("running", True, known.config_text)
+        assert (found.status, found.spec_matches, found.file_text) == ("running", True, recorded.config_text)
         changed = replace(wanted, servers=("127.0.0.1:10002",))
-        again = await lab.do(Action.UPDATE, changed, known)
-        assert again.container_id == known.container_id
+        again = await lab.do(Action.UPDATE, changed, recorded)
+        assert again.container_id == recorded.container_id
         lab.wait_answer(changed, "10002")
     await lab.do(Action.REMOVE, None, again)
     assert await look(lab, wanted) == [Observed()]
@@ -82,15 +82,15 @@ async def test_a_user_who_is_not_root_writes_by_the_runtime(lab: HostLab, monkey
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     wanted = lab.instance()
     with lab.servers(10001, 10002):
-        known = await lab.do(Action.CREATE, wanted)
+        recorded = await lab.do(Action.CREATE, wanted)
         lab.wait_answer(wanted, "10001")
         changed = replace(wanted, servers=("127.0.0.1:10002",))
-        known = await lab.do(Action.UPDATE, changed, known)
+        recorded = await lab.do(Action.UPDATE, changed, recorded)
         lab.wait_answer(changed, "10002")
     found = await look_at(lab, changed)
     assert found.file_text == wanted_text(changed)
     assert mode_and_owner(wanted.host_config_path) == (0o600, 65534)
-    await lab.do(Action.REMOVE, None, known)
+    await lab.do(Action.REMOVE, None, recorded)
     assert not {wanted.name, f"{wanted.name}-config"} & lab.names()
     assert os.listdir(os.path.dirname(wanted.host_config_path)) == []
 
@@ -103,29 +103,29 @@ async def test_native_mode_is_a_file_alone(lab: HostLab, way: str) -> None:
         mode=Mode.NATIVE, host_config_path=str(path), ssh=ssh, docker_host="unix:///nothing.sock", image="none"
     )
     assert await look(lab, wanted) == [Observed()]
-    known = await lab.do(Action.CREATE, wanted)
+    recorded = await lab.do(Action.CREATE, wanted)
     assert path.read_text() == wanted_text(wanted)
     assert mode_and_owner(path) == (0o600, 0)
-    assert (known.container_id, known.status) == ("", "running")
+    assert (recorded.container_id, recorded.status) == ("", "running")
     assert await look(lab, wanted) == [Observed(status="running", ours=True, file_text=wanted_text(wanted))]
     first = path.stat().st_ino
     changed = replace(wanted, servers=("127.0.0.1:10002",))
-    known = await lab.do(Action.UPDATE, changed, known)
+    recorded = await lab.do(Action.UPDATE, changed, recorded)
     assert path.read_text() == wanted_text(changed)
     assert path.stat().st_ino != first
-    await lab.do(Action.REMOVE, None, known)
+    await lab.do(Action.REMOVE, None, recorded)
     assert os.listdir(path.parent) == []
 
 
 async def test_the_mode_changes_both_ways(lab: HostLab) -> None:
     container = lab.instance()
     native = replace(container, mode=Mode.NATIVE, host_config_path=str(lab.folder / f"{container.name}.d" / "lb.yaml"))
-    known = await lab.do(Action.CREATE, container)
-    known = await lab.do(Action.RECREATE, native, known)
+    recorded = await lab.do(Action.CREATE, container)
+    recorded = await lab.do(Action.RECREATE, native, recorded)
     assert container.name not in lab.names()
     assert not there(container.host_config_path)
     assert there(native.host_config_path)
-    known = await lab.do(Action.RECREATE, container, known)
+    recorded = await lab.do(Action.RECREATE, container, recorded)
     assert container.name in lab.names()
     assert not there(native.host_config_path)
 
@@ -193,10 +193,10 @@ async def test_a_host_key_that_is_not_trusted_changes_nothing(lab: HostLab) -> N
 
 async def test_a_way_that_changes_is_no_other_container(lab: HostLab) -> None:
     wanted = lab.instance(ssh=lab.access())
-    known = await lab.do(Action.CREATE, wanted)
+    recorded = await lab.do(Action.CREATE, wanted)
     key = Secret(lab.sshd.client_key.read_text())
     found = await look_at(lab, replace(wanted, ssh=lab.access(password=None, private_key=key, retry_timeout=12.0)))
-    assert (found.container_id, found.spec_matches, found.ours) == (known.container_id, True, True)
+    assert (found.container_id, found.spec_matches, found.ours) == (recorded.container_id, True, True)
 
 
 async def test_the_same_socket_by_ssh_that_is_no_runtime(lab: HostLab) -> None:

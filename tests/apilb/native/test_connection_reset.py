@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import socket
 import struct
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from lbagent.apilb.instance import Instance, Mode
 from lbagent.apilb.native.connection_reset import ConnectionReset
-from lbagent.apilb.native.pool_objects import pool_of
-from lbagent.bpf.run import sock_diag
-from lbagent.bpf.run.sock_diag import ConnectedSocket
+from lbagent.apilb.native.pool_objects import served_instance
+from lbagent.kernel import sock_diag
+from lbagent.kernel.sock_diag import ConnectedSocket
 from lbagent.maps.layout import LB4_STREAM, STREAMS
 from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.state import State
 from lbagent.objects.records import Origin
+from lbagent.targets.bpf.socket_frontends import socket_frontends
 
 SERVERS = tuple(L3n4Addr.parse(f"10.0.0.{last}:6443") for last in (1, 2, 3))
 
@@ -29,7 +31,7 @@ def connected(cookie: int, server: L3n4Addr) -> ConnectedSocket:
 
 def test_all_are_counted_with_one_look_at_the_sockets_for_each_port(monkeypatch: pytest.MonkeyPatch) -> None:
     pools = [
-        pool_of(
+        served_instance(
             Instance(pool="p", name=f"lb{port}", mode=Mode.NATIVE, bind_address=f"127.0.0.1:{port}", host_config_path="/x",
                      servers=tuple(map(str, SERVERS))), Origin("/x", source="apilb"),
         )
@@ -54,7 +56,7 @@ def test_all_are_counted_with_one_look_at_the_sockets_for_each_port(monkeypatch:
         )
         records[cookie * LB4_STREAM.size : (cookie + 1) * LB4_STREAM.size] = LB4_STREAM.pack(*words)
     maps = SimpleNamespace(get=lambda name, _key: bytes(records) if name == "lb4_stream" else None)
-    reset = ConnectionReset(maps, lambda: [(pool, SERVERS) for pool in pools], State)
+    reset = ConnectionReset(partial(socket_frontends, maps), lambda: [(pool, SERVERS) for pool in pools], State)
     counts = {key: number for key, number in reset.count().items() if number}
     assert counts == {("apilb/lb7443", SERVERS[0]): 2, ("apilb/lb7444", SERVERS[2]): 1}
     assert asked == [6443]

@@ -1,4 +1,4 @@
-"""Pool files of a host: what is served of them, and what a file that is bad, half written or gone changes."""
+"""ServedInstance files of a host: what is served of them, and what a file that is bad, half written or gone changes."""
 
 from __future__ import annotations
 
@@ -103,6 +103,7 @@ def test_a_bad_file_harms_no_other(folder: Path) -> None:
     pools = looked(followed(folder))
     assert set(served(pools)) == {"lb"}
     assert not pools.trusted  # what it may have said before is not known
+    assert pools.distrust in pools.messages()
 
 
 def test_a_file_is_read_when_it_has_stopped_changing(folder: Path) -> None:

@@ -10,20 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.apilb.instance import HealthCheck, Instance, Mode
+from lbagent.apilb.instance import Instance, Mode
 from lbagent.apilb.native import native_source, server_names
 from lbagent.apilb.native.listeners_found import listener_at
 from lbagent.apilb.native.native_source import NativeSource
 from lbagent.apilb.native.pool_objects import Bind
-from lbagent.apilb.native.server_probe import Outcome, Result
-from lbagent.bpf.run.sock_diag import ConnectedSocket
 from lbagent.errors import ConfigError
+from lbagent.kernel.sock_diag import ConnectedSocket
 from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.backend import BackendState
+from lbagent.model.message import Message
 from lbagent.objects.records import EndpointSlice, ObjectChange
+from lbagent.probes.probe_protocol import Outcome, Result
+from lbagent.probes.probe_spec import ProbeSpec
 
 A, B = L3n4Addr.parse("10.0.0.1:6443"), L3n4Addr.parse("10.0.0.2:6443")
-CHECK = HealthCheck(interval=0.02, timeout=0.02, fall=2, rise=2)
+CHECK = ProbeSpec(interval=0.02, timeout=0.02, fall=2, rise=2)
 
 
 class Host:
@@ -44,11 +46,11 @@ class Host:
         self.servers[name] = servers
         (self.folder / f"{name}.yaml").write_text(" ".join(servers))
 
-    def read(self, path: str) -> tuple[Sequence[Instance], Sequence[str]]:
+    def read(self, path: str) -> tuple[Sequence[Instance], Sequence[Message]]:
         name = Path(path).stem
         servers = Path(path).read_text().split()
         if servers == ["bad"]:
-            raise ConfigError(f"{path}:1: it is bad")
+            raise ConfigError("it is bad", file=path, line=1)
         instance = Instance(
             pool="p", name=name, mode=Mode.NATIVE, bind_address="127.0.0.1:7443", servers=tuple(servers),
             host_config_path=path, health_check=CHECK,
@@ -94,10 +96,10 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
         def close(self) -> None:
             return
 
-    monkeypatch.setattr("lbagent.apilb.native.health_checks.Probe", FakeProbe)
-    monkeypatch.setattr(native_source, "LOOK_S", 0.01)
+    monkeypatch.setattr("lbagent.apilb.native.health_checks.HttpsProbe", FakeProbe)
+    monkeypatch.setattr(native_source, "POOL_FILE_POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(native_source, "LISTENERS_S", 0.01)
-    monkeypatch.setattr(server_names, "RETRY_S", 0.01)
+    monkeypatch.setattr(server_names, "RESOLVE_RETRY_DELAY_S", 0.01)
     return made
 
 
@@ -197,7 +199,7 @@ async def test_a_file_that_was_never_good_leaves_its_source_untrusted(host: Host
 async def test_a_state_folder_that_cannot_be_written_is_said_and_changes_nothing(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native_source, "WRITE_AGAIN_S", 0.05)
+    monkeypatch.setattr(native_source, "WRITE_RETRY_DELAY_S", 0.05)
     host.state.write_text("a file")
     host.write("lb", str(A))
     async with host.source() as source:

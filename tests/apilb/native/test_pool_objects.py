@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from lbagent.apilb.instance import Instance, Mode
-from lbagent.apilb.native.pool_objects import Bind, Pool, ServerName, addresses_of, messages_of, objects_of, pool_of
+from lbagent.apilb.native.pool_objects import (
+    Bind,
+    ServedInstance,
+    ServerName,
+    addresses_of,
+    messages_of,
+    objects_of,
+    served_instance,
+)
 from lbagent.model.address import L3n4Addr, L4Type, parse_ip
 from lbagent.model.backend import BackendState
 from lbagent.model.service import ServiceName
@@ -17,15 +25,17 @@ HOST = (parse_ip("10.9.0.1"), parse_ip("192.0.2.7"), parse_ip("fd09::1"))
 NAMES = {"api.example": (parse_ip("10.0.0.8"), parse_ip("fd00::8"))}
 
 
-def pool(bind: str = "127.0.0.1:7443", *servers: str) -> Pool:
+def pool(bind: str = "127.0.0.1:7443", *servers: str) -> ServedInstance:
     instance = Instance(
         pool="p", name="lb", mode=Mode.NATIVE, bind_address=bind, host_config_path="/x/lb.yaml",
         servers=servers or ("10.0.0.1:6443", "10.0.0.2"),
     )  # fmt: skip
-    return pool_of(instance, Origin("/x/lb.yaml", source="apilb"))
+    return served_instance(instance, Origin("/x/lb.yaml", source="apilb"))
 
 
-def state_of(of: Pool, *down: str, overrides: tuple[StateOverride, ...] = (), extra: Service | None = None) -> State:
+def state_of(
+    of: ServedInstance, *down: str, overrides: tuple[StateOverride, ...] = (), extra: Service | None = None
+) -> State:
     servers = addresses_of(of, NAMES)
     service, slices = objects_of(of, servers, {L3n4Addr.parse(text): True for text in down})
     services = {service.key: service} | ({extra.key: extra} if extra else {})

@@ -38,8 +38,8 @@ class Resolver:
 
 @pytest.fixture
 def resolver(monkeypatch: pytest.MonkeyPatch) -> Resolver:
-    monkeypatch.setattr(server_names, "AGAIN_S", 0.02)
-    monkeypatch.setattr(server_names, "RETRY_S", 0.01)
+    monkeypatch.setattr(server_names, "RESOLVE_INTERVAL_S", 0.02)
+    monkeypatch.setattr(server_names, "RESOLVE_RETRY_DELAY_S", 0.01)
     return Resolver()
 
 

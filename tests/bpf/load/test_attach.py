@@ -14,8 +14,8 @@ from lbagent.bpf.hooks import (
     TC_INGRESS,
     XDP,
     XDP_GENERIC,
-    AttachTarget,
-    TargetKind,
+    AttachPoint,
+    AttachPointKind,
     parse_link_pin,
 )
 from lbagent.bpf.load import attach, clsact, links
@@ -96,9 +96,9 @@ def test_a_device_that_does_not_exist_ends_with_3_and_names_those_that_do():
 
 
 def test_a_dot_in_a_device_name_gets_into_the_pin_and_back(tmp_path):
-    path = links.pin_path(tmp_path, AttachTarget(TargetKind.DEVICE, "eth0.100"), XDP)
+    path = links.pin_path(tmp_path, AttachPoint(AttachPointKind.DEVICE, "eth0.100"), XDP)
     assert "." not in path.name
-    assert parse_link_pin(path.name) == (AttachTarget(TargetKind.DEVICE, "eth0.100"), XDP)
+    assert parse_link_pin(path.name) == (AttachPoint(AttachPointKind.DEVICE, "eth0.100"), XDP)
 
 
 def test_xdp_stays_without_us_and_is_updated_in_place(root, programs, other_programs, netns):
@@ -107,7 +107,7 @@ def test_xdp_stays_without_us_and_is_updated_in_place(root, programs, other_prog
     first = devices()["v0"]
     assert first.xdp_mode == "xdp"
     assert first.xdp_prog_id == bpf_prog.prog_info(programs["xdp"]).id
-    link = links.linked_program(root, AttachTarget(TargetKind.DEVICE, "v0"), XDP)
+    link = links.linked_program(root, AttachPoint(AttachPointKind.DEVICE, "v0"), XDP)
     attach.attach(root, hooks, other_programs, fall_back=False)
     assert devices()["v0"].xdp_prog_id == bpf_prog.prog_info(other_programs["xdp"]).id != link
     tcx = ["v0-tc_after_xdp"] if clsact.has_tcx() else ["v0-filters"]
@@ -137,7 +137,7 @@ def test_generic_only_when_asked_and_changing_over_works(root, programs, netns):
 
 
 def link_id(root, name, hook):
-    fd = bpffs.open_pin(links.pin_path(root, AttachTarget(TargetKind.DEVICE, name), hook))
+    fd = bpffs.open_pin(links.pin_path(root, AttachPoint(AttachPointKind.DEVICE, name), hook))
     try:
         return bpf_link.link_info(fd).id
     finally:

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.bpf.build import artifact as artifacts
-from lbagent.bpf.build.c_source import ARTIFACT_PATH
-from lbagent.bpf.hooks import SOCK_CONTEXT, SOCKET_HOOKS, AttachTarget, TargetKind, load_attach_type
+from lbagent.bpf.compiler import artifact as artifacts
+from lbagent.bpf.compiler.c_source import ARTIFACT_PATH
+from lbagent.bpf.hooks import SOCK_CONTEXT, SOCKET_HOOKS, AttachPoint, AttachPointKind, load_attach_type
 from lbagent.bpf.load import attach, links, loader
 from lbagent.bpf.load.verifier_report import temporary_maps
-from lbagent.bpf.run.sock_diag import netns_cookie
 from lbagent.errors import ConfigError, Conflict, NotFound
 from lbagent.kernel import bpf_link, bpf_prog, features
 from lbagent.kernel.bpfsys import bpf
 from lbagent.kernel.mounts import first_cgroup, open_cgroup
 from lbagent.kernel.opcodes import returning
+from lbagent.kernel.sock_diag import netns_cookie
 from tests.bpf.support import config_record
 from tests.lab import cgroup
 from tests.lab.netns import Namespace
@@ -79,7 +79,7 @@ def test_links_are_pinned_updated_and_taken_away(root, netns, group, stack):
 def test_a_detached_link_is_named_and_made_again(root, netns, group, stack):
     wanted, programs = attach.socket_attachments(str(group)), programs_of(7, stack)
     attach.attach(root, wanted, programs, fall_back=False)
-    target = AttachTarget(TargetKind.CGROUP, str(group))
+    target = AttachPoint(AttachPointKind.CGROUP, str(group))
     assert links.linked_program(root, target, SOCKET_HOOKS[2])
     links.detach_link(root, target, SOCKET_HOOKS[2])
     assert attach.lost(root, wanted, programs) == [(wanted[2], "the pin of its link was removed")]

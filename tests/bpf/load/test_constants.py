@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from lbagent.bpf.build.artifact import Program, Relocation
+from lbagent.bpf.compiler.artifact import Program, Relocation
 from lbagent.bpf.load.constants import jump_targets, with_constants
 from lbagent.kernel.opcodes import EXIT, JEQ_IMM, LD_IMM64, LDX_U64, NOP, PSEUDO_MAP_VALUE, insn
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.bpf.build.artifact import Program
+from lbagent.bpf.compiler.artifact import Program
 from lbagent.bpf.load import loader
 from lbagent.bpf.load.loader import call_slots, load_generation, load_program
-from lbagent.bpf.run import test_run
 from lbagent.errors import CompileError, Unsupported, VerifierError
 from lbagent.kernel import bpf_map
 from lbagent.kernel.opcodes import EXIT, LDX_U32, insn
+from lbagent.testing import bpf_test_run as test_run
 from tests.bpf.support import ENTRY, FELL_THROUGH, TAIL, config_record, counter
 from tests.lab.open_files import open_files
 

@@ -6,6 +6,7 @@ import pytest
 
 from lbagent.bpf.load import program_settings
 from lbagent.kernel import jiffies
+from lbagent.maps.flow_layout import FLOW_LAYOUT
 from lbagent.maps.layout import LB_CONFIG
 from lbagent.maps.specs import Sizes
 from lbagent.model.further_sources import FurtherSources
@@ -34,6 +35,7 @@ def test_record_has_masks_ports_and_ticks():
     assert found["timeout_tcp"] == 1000  # 1024 s in ticks of 1.024 s
     assert found["flags"] == 0
     assert found["hz"] == 250
+    assert found["flow_layout"] == FLOW_LAYOUT
 
 
 def test_further_source_addresses_are_read_back_with_their_numbers():

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from lbagent.bpf.build import artifact as artifacts
-from lbagent.bpf.build.c_source import ARTIFACT_PATH
+from lbagent.bpf.compiler import artifact as artifacts
+from lbagent.bpf.compiler.c_source import ARTIFACT_PATH
 from lbagent.bpf.hooks import CONTEXTS
 from lbagent.bpf.load.loader import generation_maps, with_old_maps
 from lbagent.kernel import bpf_prog, features

@@ -10,21 +10,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.build import builder
+from lbagent.bpf.compiler import builder
 from lbagent.bpf.load import datapath
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.program_settings import Settings
 from lbagent.bpf.run import resize, size_change
-from lbagent.errors import KernelError
+from lbagent.errors import KernelError, LayoutMismatch
 from lbagent.maps import layout, pins
+from lbagent.maps.flow_layout import FLOW_LAYOUT
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.lbmaps import backend_counter, service_counter
-from lbagent.maps.specs import MapType, Sizes, counter_row, counter_rows
+from lbagent.maps.specs import MapType, Sizes, counter_stripe_bytes, counter_stripes
 from tests.e2e.cluster import Cluster
 from tests.lab.agent import Agent
 from tests.lab.netns import wait_for
 from tests.lab.topology import Lab
 from tests.lab.traffic import connect, request
+from tests.maps.conftest import SMALL, pin_settings, private_bpffs, settings_of_layout
 
 VIP4, VIP6 = "10.96.0.10", "fd00:96::10"
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.early]
@@ -77,16 +79,29 @@ def test_counters_go_along_when_there_are_more_backends() -> None:
     with unpinned(few) as old, unpinned(many) as new, unpinned(few) as back:
         indexes = (1, service_counter(7), backend_counter(1023))
         for n, index in enumerate(indexes, 1):
-            row = counter_row(few)
-            for cpu in range(counter_rows(few)):
+            row = counter_stripe_bytes(few)
+            for cpu in range(counter_stripes(few)):
                 with old.window("lb_metrics", cpu * row + 16 * index, 16) as cell:
                     cell[:] = layout.LB_COUNTER.pack(n, 100 * n)
         before = old.counters(indexes)
-        assert before[2][0] == 3 * counter_rows(few)
+        assert before[2][0] == 3 * counter_stripes(few)
         size_change._copy(old, new, new.specs["lb_metrics"])
         assert new.counters([*indexes, backend_counter(2047)]) == [*before, (0, 0)]
         size_change._copy(new, back, back.specs["lb_metrics"])
         assert back.counters(indexes) == before
+
+
+def test_tables_of_another_layout_are_not_touched() -> None:
+    """A change of sizes that was broken off stays as it is, for the version that began it."""
+    with private_bpffs() as bpffs:
+        KernelMaps.open(bpffs, SMALL).close()
+        pin_settings(bpffs, settings_of_layout(FLOW_LAYOUT + 1))
+        stage = pins.pin_dir(bpffs) / resize.STAGE
+        stage.mkdir()
+        with pytest.raises(LayoutMismatch, match="lbagent cleanup"):
+            resize.resize_at_start(bpffs, SMALL, lambda: pytest.fail("built"), Settings())
+        assert stage.is_dir()
+        stage.rmdir()
 
 
 @contextlib.contextmanager

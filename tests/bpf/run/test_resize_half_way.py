@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from lbagent.bpf.build import builder
+from lbagent.bpf.compiler import builder
 from lbagent.bpf.load import attach
 from lbagent.bpf.load.device_attach import DeviceAttacher
 from lbagent.bpf.load.program_settings import Settings

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from lbagent.cloud.controller.leader_election import LeaderElection
-from lbagent.sources.kube.kube_client import ApiError, ServerUnreachable
+from lbagent.kube.kube_client import ApiError, ServerUnreachable
+from lbagent.kube.leader_election import LeaderElection
 
 
 class Server:

@@ -15,9 +15,9 @@ from lbagent.cloud.controller.watched_objects import WatchedNode, WatchedService
 from lbagent.cloud.controller.work_queue import WorkQueue
 from lbagent.cloud.provider import Ingress, LoadBalancer, LoadBalancerStatus, RetryAfter, Service
 from lbagent.errors import LbError
+from lbagent.kube.kube_client import ApiError
 from lbagent.objects.decode.decode_object import decode_json
 from lbagent.objects.records import NOWHERE, ObjectChange
-from lbagent.sources.kube.kube_client import ApiError
 
 RAW = (
     b'{"metadata": {"name": "web", "namespace": "shop", "uid": "u", "finalizers": ["service.kubernetes.io/load-balancer-cleanup"]},'

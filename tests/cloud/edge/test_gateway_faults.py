@@ -460,7 +460,7 @@ def test_a_mapping_that_a_poll_looks_at_while_it_goes() -> None:
             await lab.balancers.ensure_deleted(CLUSTER, lab.cluster.add(manifest(number)))
             await polling
             assert ("TCP", str(80 + number)) not in lab.router.table
-        assert list(lab.balancers.claims) == ["shop/web-1"]
+        assert list(lab.balancers.mapped_services) == ["shop/web-1"]
 
     play(body)
 
@@ -468,9 +468,9 @@ def test_a_mapping_that_a_poll_looks_at_while_it_goes() -> None:
 def test_a_mapping_of_an_earlier_process_that_is_found_while_it_goes() -> None:
     async def body(lab: Lab) -> None:
         service = await lab.ensure(manifest(1))
-        lab.balancers.claims.clear()
+        lab.balancers.mapped_services.clear()
         await asyncio.gather(lab.poll(), lab.balancers.ensure_deleted(CLUSTER, service))
-        assert lab.balancers.claims == {}
+        assert lab.balancers.mapped_services == {}
         await lab.poll()
         assert lab.router.table == {}
 
@@ -483,7 +483,7 @@ def test_a_router_that_lists_nothing() -> None:
         service = await lab.ensure(manifest(1))
         await lab.poll()
         assert lab.balancers.is_up
-        lab.balancers.claims.clear()  # as another process
+        lab.balancers.mapped_services.clear()  # as another process
         await lab.balancers.ensure_deleted(CLUSTER, service)
         assert lab.router.table == {}
         lab.router.table["TCP", "80"] = {"NewInternalClient": HOST, "NewPortMappingDescription": "game"}

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from lbagent.objects.decode.decode_object import decode_json, decode_object
-from lbagent.objects.records import Origin, StateOverride, kind_of
+from lbagent.objects.records import Origin, StateOverride
+from tests.objects.kinds import kind_of
 
 HERE = Origin(source="kube")
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}}

@@ -8,7 +8,7 @@ import pytest
 
 from lbagent.objects.decode.decode_object import decode_object
 from lbagent.objects.records import Origin
-from lbagent.wrong_value import MAX_SHOWN
+from lbagent.value_errors import MAX_SHOWN
 
 WHOLE, FLAG, TEXT, LIST, MAPPING = "a whole number", "true or false", "a text", "a list", "a mapping"
 # kind, field (dots and numbers), what is wanted there

@@ -13,6 +13,8 @@ from lbagent.sources.folder import manifest_files
 from lbagent.sources.folder import source as module
 from lbagent.sources.folder.source import FolderSource
 
+pytestmark = pytest.mark.long
+
 NAMES = [f"{number}.yaml" for number in range(5)]
 SERVICE = """apiVersion: v1
 kind: Service
@@ -108,7 +110,7 @@ class Vandal:
 async def one(root: Path, seed: int, *, use_inotify: bool) -> None:
     vandal = Vandal(root, seed)
     (vandal.home / NAMES[0]).write_text(vandal.text())
-    source = FolderSource(str(vandal.home), use_inotify=use_inotify, poll_s=0.05, look_s=0.15)
+    source = FolderSource(str(vandal.home), use_inotify=use_inotify, poll_s=0.05, rescan_s=0.15)
     known: dict = {}  # type: ignore[type-arg]
 
     def changed(changes) -> None:  # type: ignore[no-untyped-def]
@@ -137,5 +139,5 @@ async def one(root: Path, seed: int, *, use_inotify: bool) -> None:
 
 @pytest.mark.parametrize("use_inotify", [True, False], ids=["inotify", "polling"])
 async def test_in_the_end_it_knows_what_is_there(tmp_path, monkeypatch, use_inotify):
-    monkeypatch.setattr(module, "SETTLE_S", 0.2)
+    monkeypatch.setattr(module, "DELETE_DELAY_AFTER_LOSS_S", 0.2)
     await asyncio.gather(*[one(tmp_path / str(seed), seed, use_inotify=use_inotify) for seed in range(12)])

@@ -79,7 +79,7 @@ def test_a_copy_that_cannot_be_deleted_is_named(home: Path, tiny: Path) -> None:
 @pytest.mark.root
 async def test_what_failed_is_said_and_tried_again(home: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DELAY_S", 0.01)
-    monkeypatch.setattr(module, "RETRY_S", 0.05)
+    monkeypatch.setattr(module, "COPY_RETRY_DELAY_S", 0.05)
     copies, a, b = ManifestCopies(str(tiny)), home / "a.yaml", home / "b.yaml"
     (tiny / "a.yaml.new").write_text("cut sh")  # of an agent that was killed
     for path in (a, b):

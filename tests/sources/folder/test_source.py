@@ -61,11 +61,11 @@ class Follower:
 
 @pytest.fixture(params=[True, False], ids=["inotify", "polling"])
 def follow(request, monkeypatch):
-    monkeypatch.setattr(module, "SETTLE_S", 0.3)
+    monkeypatch.setattr(module, "DELETE_DELAY_AFTER_LOSS_S", 0.3)
 
     @asynccontextmanager
     async def following(path):
-        source = FolderSource(str(path), use_inotify=request.param, poll_s=0.05, look_s=0.2)
+        source = FolderSource(str(path), use_inotify=request.param, poll_s=0.05, rescan_s=0.2)
         follower = Follower(source)
         task = asyncio.create_task(source.run(follower))
         try:
@@ -165,10 +165,12 @@ async def test_an_emptied_folder_keeps_everything(follow, tmp_path):
         (tmp_path / "a.yaml").unlink()
         await seen.says("the folder holds no manifest; kept 1 objects of generation 1")
         assert not seen.source.trusted
+        assert seen.source.distrust == seen.source.problems()[0]
         assert seen.names == ["a"]
         (tmp_path / "b.yaml").write_text(service("b"))
         await seen.has("b")
         await seen.until(lambda: seen.source.trusted and not seen.source.problems())
+        assert seen.source.distrust is None
 
 
 async def test_a_folder_that_disappears_keeps_everything_and_is_followed_when_it_is_back(follow, tmp_path):
@@ -325,11 +327,11 @@ async def test_a_file_broken_while_the_agent_was_away_keeps_its_objects(monkeypa
 def restarted(monkeypatch, tmp_path):
     """Run a source with copies, as an agent does that is started again and again."""
     monkeypatch.setattr("lbagent.sources.folder.copies.DELAY_S", 0.01)
-    monkeypatch.setattr(module, "SETTLE_S", 0.2)
+    monkeypatch.setattr(module, "DELETE_DELAY_AFTER_LOSS_S", 0.2)
 
     @asynccontextmanager
     async def agent(*, resumes=True):
-        source = FolderSource(str(tmp_path / "home"), last_good=str(tmp_path / "copies"), look_s=0.2, poll_s=0.05)
+        source = FolderSource(str(tmp_path / "home"), last_good=str(tmp_path / "copies"), rescan_s=0.2, poll_s=0.05)
         if resumes:
             source.resume()
         follower = Follower(source)

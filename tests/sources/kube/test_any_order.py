@@ -13,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lbagent.kube.kube_client import ApiError, ServerUnreachable
+from lbagent.kube.kube_settings import KubeSettings, KubeTiming
 from lbagent.objects.records import ObjectChange, ObjectSnapshot
 from lbagent.objects.store import Store
 from lbagent.resolve import Options, Resolver, resolve
 from lbagent.sources.kube import source as kube_source
-from lbagent.sources.kube.kube_client import ApiError, ServerUnreachable
-from lbagent.sources.kube.kube_settings import KubeSettings, KubeTiming
-from tests.sources.kube.api_server import Obj
-from tests.sources.kube.cluster import HEADLESS, NODE, PROXY_NAME, kubeconfig, node
-from tests.sources.kube.scripted_server import ScriptedServer
+from tests.kube.api_server import Obj
+from tests.kube.cluster import HEADLESS, NODE, PROXY_NAME, kubeconfig, node
+from tests.kube.scripted_server import ScriptedServer
 
 AT_ONCE = KubeTiming(first_pause_s=0, max_pause_s=0, healthy_s=0, standing_s=0, alive_s=0, absent_s=0, page=1)
 MOST_TURNS = 20_000
@@ -222,6 +222,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
     return kubeconfig(folder, 1)
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(scripts, st.booleans(), st.sampled_from([False, False, False, True]), st.integers(0, 1 << 30))
 def test_any_interleaving_means_what_a_fresh_list_means(

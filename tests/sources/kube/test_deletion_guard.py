@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.sources.kube import request_pauses
+from lbagent.kube import reflector
+from lbagent.kube.kube_settings import KubeTiming
+from lbagent.kube.reflector import Backoff
 from lbagent.sources.kube.deletion_guard import needs_confirmation
-from lbagent.sources.kube.kube_settings import KubeTiming
-from lbagent.sources.kube.request_pauses import Backoff
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_needs_confirmation(known: int, gone: int, percent: int, waits: bool) ->
 @pytest.fixture
 def clock(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(request_pauses.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(reflector.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from lbagent.sources.kube.kube_client import KubeClient
-from lbagent.sources.kube.kube_settings import KubeSettings, KubeTiming
-from lbagent.sources.kube.object_cache import ObjectCache
-from lbagent.sources.kube.reflector import Reflector
-from lbagent.sources.kube.resources import resources
-from lbagent.sources.kube.server_contact import ServerContact
-from lbagent.sources.kube.server_history import ServerHistory
-from tests.sources.kube.api_server import NAMESPACE, ApiServer, Obj
-from tests.sources.kube.cluster import NODE, QUICK, following, kubeconfig, node, service, serving, shop, slice_of
+from lbagent.kube.kube_client import KubeClient
+from lbagent.kube.kube_settings import KubeSettings, KubeTiming
+from lbagent.kube.object_cache import ObjectCache
+from lbagent.kube.reflector import Reflector
+from lbagent.kube.resources import resources
+from lbagent.kube.server_contact import ServerContact
+from lbagent.kube.server_history import ServerHistory
+from tests.kube.api_server import NAMESPACE, ApiServer, Obj
+from tests.kube.cluster import NODE, QUICK, following, kubeconfig, node, service, serving, shop, slice_of
 
 STATE = ("version", "objects", "history", "compacted", "uid", "_pages")
 

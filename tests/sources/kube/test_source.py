@@ -12,11 +12,11 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from lbagent.errors import NotFound
+from lbagent.kube.kube_settings import KubeSettings
 from lbagent.sources.kube import deletion_guard
-from lbagent.sources.kube.kube_settings import KubeSettings
 from lbagent.sources.kube.source import KubeSource
-from tests.sources.kube.api_server import ApiServer, status
-from tests.sources.kube.cluster import (
+from tests.kube.api_server import ApiServer, status
+from tests.kube.cluster import (
     NODE,
     QUICK,
     backend_state,
@@ -102,6 +102,7 @@ async def test_a_resource_whose_definition_is_new_is_given_time(api, tmp_path, c
             await follower.until(lambda: follower.source.trusted and follower.texts == "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", [429, 500, 503, 0], ids=str)
 @pytest.mark.parametrize("resumes", [False, True])
 @pytest.mark.parametrize("name", ["backendstates", "servicecidrs"])
@@ -136,6 +137,7 @@ async def test_what_every_server_has_is_waited_for(api, tmp_path) -> None:
         assert not follower.source.synced.is_set()
 
 
+@pytest.mark.long
 async def test_a_server_that_is_away_at_the_start(api, tmp_path) -> None:
     """An agent over empty maps waits; one that goes on from its maps is synced soon, untrusted, and gives all when it can."""
     await api.stop()
@@ -181,7 +183,8 @@ async def test_a_server_that_goes_away_later_changes_nothing(api, tmp_path) -> N
         await follower.until(
             lambda: all(name in follower.texts for name in ("services", "endpointslices", "nodes", "pods"))
         )
-        (only,) = follower.source.problems()  # of a source, all that follows the first one is about objects
+        (only,) = follower.source.problems()
+        assert follower.source.distrust == only
         assert "all that was read before stays as it is" in str(only)
         assert "max-delete-ratio" not in follower.source.remedy
         calls = follower.calls

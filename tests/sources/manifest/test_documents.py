@@ -13,7 +13,7 @@ from lbagent.model.address import L4Type
 from lbagent.objects.records import EndpointSlice, LastGoodObject, ObjectChange, Service
 from lbagent.resolve import Options, Resolver
 from lbagent.sources.manifest.documents import parse
-from lbagent.sources.manifest.read_text import UnreadableManifest, decode_text, read_text
+from lbagent.textfile.read_text import UnreadableManifest, decode_text, read_text
 
 GOOD = [
     {
@@ -186,6 +186,7 @@ def test_a_kind_that_is_no_word_stays_in_its_line():
         assert "is not acted on by this version" in str(message)
 
 
+@pytest.mark.long
 @settings(max_examples=600, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(PLACES), junk), min_size=1, max_size=4))
 def test_any_junk_at_any_place_is_a_message_and_costs_little_else(changes):

@@ -26,7 +26,7 @@ AI u64 addr_sum(const lb_addr *a)
 }
 
 #if LB_FAMILY == 6
-/* Sum of the 32-bit halves of four words: that of the words less what their upper halves, counted as such, are too much. */
+/* Sum of the 32-bit halves of four words: the sum of the words, with each upper half counted once instead of 2^32 times. */
 AI u64 addr_sum2(const lb_addr *a, const lb_addr *b)
 {
 	u64 upper = (a->w[0] >> 32) + (a->w[1] >> 32) + (b->w[0] >> 32) + (b->w[1] >> 32);
@@ -35,13 +35,13 @@ AI u64 addr_sum2(const lb_addr *a, const lb_addr *b)
 }
 #endif
 
-/* What replacing an address adds to the sum. */
+/* Change of the sum when an address is replaced. */
 AI u64 addr_diff(const lb_addr *from, const lb_addr *to)
 {
 	return addr_sum(to) + CSUM_ONES * ADDR_HALVES - addr_sum(from);
 }
 
-/* What replacing a 16-bit word adds to the sum. */
+/* Change of the sum when a 16-bit word is replaced. */
 AI u64 word_diff(u16 from, u16 to)
 {
 	return (u64)to + 0xffff - from;
@@ -61,7 +61,7 @@ AI u16 csum_apply_udp(u16 field, u64 diff)
 	return sum ? sum : 0xffff;
 }
 
-/* The same for the checksum of an L4 protocol we balance. */
+/* The same for the checksum of a balanced L4 protocol. */
 AI u16 l4_csum_apply(u8 proto, u16 field, u64 diff)
 {
 	return l4_csum_is_optional(proto) ? csum_apply_udp(field, diff) : csum_apply(field, diff);

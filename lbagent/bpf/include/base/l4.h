@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains what is known of the L4 protocols, each once: numbers, header lengths, where the checksum is and whether it may
- * be absent. Flow entries and path records hold a protocol as two bits (enum l4), the hashes take its IANA number.
+ * This file contains the facts about L4 protocols: numbers, header lengths, place of the checksum, and whether it may be absent.
+ * Flow entries and path records hold a protocol as two bits (enum l4), the hashes take its IANA number.
  *
- * `proto` is an IANA number as it stands in a packet, `l4` one of enum l4 kept as u64 (an enum would be 32 bits wide, and BPF
- * would widen it at every use). A new protocol needs its column in the tables here, l4_is_supported(), and its checksum in hook_write_*.h.
+ * `proto` is an IANA number as in a packet, `l4` one of enum l4 kept as u64 (an enum would be 32 bits wide, and BPF would widen it
+ * at every use). A new protocol needs its column in the tables here, l4_is_supported(), and its checksum in hook_write_*.h.
  */
 #pragma once
 #include "types.h"
@@ -40,7 +40,7 @@ AI u64 l4_number(u64 l4)
 	return L4_TABLE(l4, PROTO_TCP, PROTO_UDP, PROTO_SCTP);
 }
 
-/* Is it a protocol we balance? */
+/* Is it a protocol that lbagent balances? */
 AI bool l4_is_supported(u8 proto)
 {
 	return proto == PROTO_TCP || proto == PROTO_UDP;
@@ -58,25 +58,25 @@ AI u64 l4_csum_at(u64 l4)
 	return L4_TABLE(l4, TCP_CSUM, UDP_CSUM, SCTP_CSUM);
 }
 
-/* May a packet come without a checksum, which then is 0 (RFC 768)? */
+/* May a packet omit its checksum? The field is 0 then (RFC 768). */
 AI bool l4_csum_is_optional(u8 proto)
 {
 	return proto == PROTO_UDP;
 }
 
-/* Is there no checksum? `field`: as loaded from l4_csum_at(). */
+/* Is the checksum absent? `field`: as loaded from l4_csum_at(). */
 AI bool l4_csum_is_absent(u8 proto, u16 field)
 {
 	return l4_csum_is_optional(proto) && !field;
 }
 
-/* Is the number that of ICMP for IPv4 or for IPv6? Only PROTO_ICMP_FAMILY belongs to this family, the other one is nothing of ours. */
+/* Is the number that of ICMP for IPv4 or for IPv6? Only PROTO_ICMP_FAMILY belongs to this family. */
 AI bool proto_is_icmp(u8 proto)
 {
 	return proto == PROTO_ICMP || proto == PROTO_ICMP6;
 }
 
-/* Does another IPv6 header come before the L4 header (RFC 8200 §4)? The fragment header is one, AH as well. */
+/* Is this an IPv6 extension header (RFC 8200 §4)? The fragment header and AH are, too. */
 AI bool proto_is_extension(u8 next)
 {
 	return next == NH_HOP_BY_HOP || next == NH_ROUTING || next == NH_FRAGMENT || next == NH_AUTH || next == NH_DEST_OPTIONS;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the ways to a map: MAPFD/MAPVAL come from the generated prelude (symbolic descriptors the loader
- * replaces). A map of one big value is reached by direct pointer: no helper call, no key, no null check. Masks come from the
- * frozen configuration, which the verifier knows as constants, so bounded offsets cost one AND.
+ * This file contains the access to maps: MAPFD/MAPVAL come from the generated prelude (symbolic descriptors the loader replaces). A
+ * map of one big value is accessed through a direct pointer: no helper call, no key, no null check. Masks come from the frozen
+ * configuration, whose values are constants for the verifier, so bounded offsets cost one AND.
  */
 #pragma once
 #include "race_point.h"
@@ -21,19 +21,20 @@
 #define CFG_FLOW_OLD_MASK (CFG(flow6_old_mask))
 #define CFG_SNAT_OLD_MASK (CFG(snat6_old_mask))
 #endif
-/* Are flows (SNAT slots) being moved here from a map of another size? Constants for the verifier: the code under them is not there
+/* Are flows (SNAT slots) being moved here from a map of another size? Constants for the verifier, which removes the code under them
  * at any other time. docs/datapath.md, "Resizing". */
 #define MIGRATING_FLOWS (CFG_FLOW_OLD_MASK != 0)
 #define MIGRATING_SNAT (CFG_SNAT_OLD_MASK != 0)
 
-/* This CPU's row of counters: an array of rows, so that the fast path needs no look-up. CPUs beyond the rows share row 0. */
+/* This CPU's stripe of counters: one stripe per CPU in an array, so that the fast path needs no look-up. CPUs beyond the last share
+ * stripe 0. */
 AI u8 *counters(void)
 {
 	u64 cpu = cpu_number();
 
-	if (UNLIKELY(cpu >= CFG(counter_rows)))
+	if (UNLIKELY(cpu >= CFG(counter_stripes)))
 		cpu = 0;
-	return (u8 *)MAPVAL(lb_metrics) + cpu * CFG(counter_row);
+	return (u8 *)MAPVAL(lb_metrics) + cpu * CFG(counter_stripe_bytes);
 }
 
 AI void count_in(u8 *row, u64 index, u64 bytes)
@@ -50,16 +51,17 @@ AI void count(u64 reason, u64 bytes)
 	count_in(counters(), reason & (REASON_SLOTS - 1), bytes);
 }
 
-/* Ticks since some moment before the boot, about one second each. */
+/* Ticks since a moment before the boot, about one second each. */
 AI u64 whole_ticks(void)
 {
 	return jiffies() >> CFG(jiffies_shift);
 }
 
-/* The clock by which ages are told. Entries keep 16 bits of it, so an age is known only modulo 65,536 ticks (18 hours). The sweeper takes
- * entries out long before that; it writes at the head of each row of counters (the place of REASON_NONE) until which tick nothing it left can
- * have wrapped. Up to then the clock has 16 bits too. Later, when the agent has not swept for hours, it has all its bits: no
- * entry was seen "now", so all go to the slow path, where a flow proves that its SNAT slot is still its own (ct_flow_age_in_doubt()). */
+/* The clock for ages. Entries keep 16 bits of it, so an age is valid only modulo 65,536 ticks (18 hours). The sweeper removes
+ * entries long before that. At the head of each stripe of counters (slot of REASON_NONE) it writes the tick until which no entry that
+ * it left can have wrapped. Until then the clock has 16 bits, too. Later, when the agent has not swept for hours, the clock has all
+ * its bits: no entry was seen "now", so all packets take the slow path, where a flow checks that it still holds its SNAT slot
+ * (ct_flow_age_in_doubt()). */
 AI u64 now_ticks_in(const u8 *row)
 {
 	u64 tick = whole_ticks();
@@ -67,7 +69,7 @@ AI u64 now_ticks_in(const u8 *row)
 	return LIKELY(tick <= RD64(row)) ? tick & 0xffff : tick;
 }
 
-/* 1 if ages are in doubt at this tick of whole_ticks(), else 0. Without a branch: the verifier would follow what comes then twice. */
+/* 1 if ages are not reliable at this tick of whole_ticks(), else 0. No branch: the verifier would follow the code after it twice. */
 AI u64 ticks_beyond_trust(u64 tick)
 {
 	u64 left = RD64(counters()) - tick;

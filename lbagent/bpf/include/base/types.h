@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains what every other header builds on: the family's address type (LB_FAMILY 4 or 6, set by lb4.c and lb6.c),
- * memory access words, and the kernel helpers that any program may call (those of a hook are in hook_*.h).
+ * macros for memory access, and the kernel helpers that any program may call (those of a hook are in hook_*.h).
  *
- * Addresses and ports are kept as loaded from the packet (network order in memory); only the names that say `host` are not.
- * BCC emits mcpu v1 (no 32-bit jumps): counters and bounds are u64, everything but an entry point is AI.
+ * Addresses and ports are kept as loaded from the packet (network order in memory); only names with `host` are in host order. BCC
+ * emits mcpu v1 (no 32-bit jumps): counters and bounds are u64, everything but an entry point is AI.
  */
 #pragma once
 
@@ -21,19 +21,22 @@
 #define WR32(p, v) (*(volatile u32 *)(p) = (v))
 #define WR16(p, v) (*(volatile u16 *)(p) = (v))
 #define WR8(p, v) (*(volatile u8 *)(p) = (v))
-#if __clang_major__ < 12 /* no compare-and-swap for BPF yet (Ubuntu 22.04): bpf/build/rewrite.py puts the instruction in for this call */
+#if __clang_major__ < 12 /* no compare-and-swap for BPF yet (Ubuntu 22.04): bpf/compiler/rewrite.py replaces this call by the instruction */
 static u64 (*cas_call)(u64 *p, u64 old, u64 new) = (void *)CAS_CALL;
 #define CAS(p, old, new) cas_call((u64 *)(p), (u64)(old), (u64)(new))
 #else
 #define CAS(p, old, new) __sync_val_compare_and_swap((u64 *)(p), (u64)(old), (u64)(new))
 #endif
-#define OPAQUE(x) asm volatile("" : "+r"(x)) /* or the compiler turns arithmetic back into branches */
+/* A field of a word, and a value at its place: maps/flow_layout.py has the places, the prelude name##_SHIFT and name##_BITS. */
+#define FIELD(name, word) ((u64)(word) >> name##_SHIFT & ((1ULL << name##_BITS) - 1))
+#define IN_FIELD(name, value) (((u64)(value) & ((1ULL << name##_BITS) - 1)) << name##_SHIFT)
+#define OPAQUE(x) asm volatile("" : "+r"(x)) /* keeps the compiler from turning arithmetic back into branches */
 #define FENCE(x) asm volatile("" : "+r"(x)::"memory")
-/* `x` stays as it is, but the verifier knows nothing of it any more (`other`: a u64 of which it knows nothing either): it follows what comes
- * after once, and not once for each value. */
+/* `x` keeps its value, but the verifier forgets it (`other`: an unknown u64): it follows the code after it once, not once for each
+ * value. */
 #define FORGET(x, other) asm volatile("%0 ^= %1\n\t%0 ^= %1" : "+&r"(x) : "r"(other))
-/* A key on the stack, in words of 8 bytes: WORDS_OF its type, and CLEAR()ed; a u32 key is a u64. Of a word that is written in parts the verifier
- * minds what was there before, and follows what comes after once for each of it. */
+/* A key on the stack, in words of 8 bytes: WORDS_OF its type, and CLEAR()ed; a u32 key is a u64. For a word written in parts the
+ * verifier tracks the earlier content, and follows the code after it once for each content. */
 #define WORDS_OF(type) struct { type is; } __attribute__((aligned(8)))
 #define CLEAR(p) \
 	do { \
@@ -41,10 +44,10 @@ static u64 (*cas_call)(u64 *p, u64 old, u64 new) = (void *)CAS_CALL;
 		__builtin_memset(p_, 0, sizeof(*(p))); \
 		FENCE(p_); \
 	} while (0)
-/* 1 if bit 63 of `x` is set, else 0, as a factor: a mask would be two ways for the verifier where a constant is masked. */
+/* 1 if bit 63 of `x` is set, else 0, as a factor: where a constant is masked, a mask would make the verifier follow two paths. */
 #define SIGN(x) ({ u64 sign_ = (u64)(x) >> 63; OPAQUE(sign_); sign_; })
 #define SIGN(x) ({ u64 sign_ = (u64)(x) >> 63; OPAQUE(sign_); sign_; })
-#ifdef LB_ARM64 /* weak memory order: an atomic with its result used is a full barrier in BPF's memory model */
+#ifdef LB_ARM64 /* weak memory order: an atomic whose result is used is a full barrier in BPF's memory model */
 #define MB() \
 	do { \
 		u64 mb_ = 0; \
@@ -60,7 +63,7 @@ typedef u32 lb_word;
 typedef struct {
 	lb_word w[1];
 } lb_addr;
-#define ADDR_HALVES 1 /* u32 words an address */
+#define ADDR_HALVES 1 /* u32 words per address */
 #define FAMILY(name) lb4_##name /* struct FAMILY(key) */
 #define FAMILY_MAP(name) MAP_lb4_##name
 #define FAMILY_CALL(n) (n)
@@ -94,7 +97,7 @@ AI bool addr_eq(const lb_addr *a, const lb_addr *b)
 	return !addr_differs(a, b);
 }
 
-/* Loads and stores in packets and records; any alignment of 2 (x86 and arm64 do not mind). */
+/* Loads and stores in packets and records; any alignment of 2 (x86 and arm64 allow it). */
 AI void addr_load(lb_addr *a, const void *from)
 {
 	a->w[0] = *(lb_word *)from;
@@ -111,8 +114,8 @@ AI void addr_store(void *to, const lb_addr *a)
 #endif
 }
 
-/* Kernel helpers under names of our own: BCC's prototypes are not always right, and its map methods are not used.
- * The oldest kernel is 5.15, so helpers up to 178. */
+/* Kernel helpers under own names: BCC's prototypes are not always right, and its map methods are not used. The oldest kernel is
+ * 5.15, so helpers up to 178. */
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
 static long (*map_update)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
 static long (*map_delete)(void *map, const void *key) = (void *)3;

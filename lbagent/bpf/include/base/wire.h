@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the wire formats: lengths, field offsets (bytes from the start of their header) and numbers of Ethernet, IPv4,
- * IPv6, TCP, UDP and ICMP. Numbers of two bytes that are compared with a field as loaded are in network byte order (HTONS).
+ * IPv6, TCP, UDP and ICMP. Numbers of two bytes that are compared with a field as loaded from memory are in network byte order
+ * (HTONS).
  */
 #pragma once
 
@@ -112,7 +113,7 @@
 #define ICMP_HLEN 8
 
 /* ARP of Ethernet and IPv4 (RFC 826). */
-#define ARP_SIZES 4 /* of both kinds of addresses, and the operation */
+#define ARP_SIZES 4 /* sizes of both kinds of addresses, and the operation */
 #define ARP_OPERATION 6
 #define ARP_SENDER_MAC 8
 #define ARP_SENDER_ADDR 14
@@ -120,7 +121,7 @@
 #define ARP_TARGET_ADDR 24
 #define ARP_HLEN 28
 #define ARP_ETHERNET_IP4 HTONL(0x00010800)
-#define ARP_REQUEST HTONL(0x06040001) /* with the sizes */
+#define ARP_REQUEST HTONL(0x06040001) /* including the sizes */
 #define ARP_REPLY HTONS(2)
 
 /* Neighbor discovery (RFC 4861). */

@@ -9,15 +9,13 @@
 #pragma once
 #include "snat.h"
 
-/* Seen word of an entry or spill row at `sp`. */
-#define SEEN_SERVICE(sp) (*((u16 *)(sp) + 2))
-#define SEEN_NEXTHOP(sp) (*((u16 *)(sp) + 3))
+/* Seen word of an entry or spill row at `sp`: four parts of 16 bits, the first one last seen. */
+#define SEEN_SERVICE(sp) (*((u16 *)(sp) + SEEN_SERVICE_SHIFT / 16))
+#define SEEN_NEXTHOP(sp) (*((u16 *)(sp) + SEEN_CLIENT_HOP_SHIFT / 16))
 #define SEEN_HANDSHAKE(sp) SEEN_NEXTHOP(sp) /* of a flow that is opening (ct_state.h) */
-#define HANDSHAKE_ANSWERED 0x8000ULL
-#define HANDSHAKE_OLDER 0x4000ULL
-#define AFTER_RST_CLIENT 0x1000ULL /* beside the next hop of a flow that a RST has ended */
-#define AFTER_RST_BACKEND 0x2000ULL
 #define AFTER_RST (AFTER_RST_CLIENT | AFTER_RST_BACKEND)
+
+_Static_assert(!SEEN_LAST_SEEN_SHIFT && !(SEEN_BUCKET_SHIFT % 16 | SEEN_SERVICE_SHIFT % 16 | SEEN_CLIENT_HOP_SHIFT % 16), "parts of the seen word");
 
 struct spill_value {
 	u64 value, seen;
@@ -48,9 +46,10 @@ AI u64 *ct_bucket(u64 hash)
 }
 
 #define CT_WAY(b, w) ((b) + (w) * CT_ENTRY_WORDS)
-#define CT_VERSION(b) (CT_WAY(b, 0) + E_SEEN) /* version in bits 16..31, odd (bit 16) during an insertion */
-#define CT_VERSION_LOCKED (1ULL << 16)
-#define CT_STAMPS(b) ((u8 *)(CT_WAY(b, 1) + E_SEEN) + 2) /* [0]: entries lie in the second bucket; [1]: in the spill map */
+/* The bucket's own bits of the seen words: of way 0 the insert version, of way 1 two stamps, of the others nothing. */
+#define CT_VERSION(b) (CT_WAY(b, 0) + E_SEEN) /* the version is odd during an insertion */
+#define CT_VERSION_LOCKED (1ULL << SEEN_BUCKET_SHIFT)
+#define CT_STAMPS(b) ((u8 *)(CT_WAY(b, 1) + E_SEEN) + SEEN_BUCKET_SHIFT / 8) /* [0]: entries lie in the second bucket; [1]: in the spill map */
 
 /* The place of an entry of a bucket. */
 AI u64 *ct_entry_at(u64 *bucket, u64 way)
@@ -145,12 +144,12 @@ AI void ct_flow_learn_nexthop(const struct ct_flow *f, u64 index)
 /* The entry's last word, for what the caller keeps there of the flow. */
 AI u64 ct_flow_csum(const struct ct_flow *f)
 {
-	return RD64(f->seen_at + 1);
+	return RD64(f->seen_at + E_CHECKSUM - E_SEEN);
 }
 
 AI void ct_flow_keep_csum(const struct ct_flow *f, u64 word)
 {
-	WR64(f->seen_at + 1, word);
+	WR64(f->seen_at + E_CHECKSUM - E_SEEN, word);
 }
 #endif
 

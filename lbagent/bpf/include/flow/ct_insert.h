@@ -32,7 +32,7 @@ AI u64 ct_score(u64 *e, u64 w, const struct ct_rules *rules)
 	none = OWNER_IS_HELD(owner) - 1;
 	OPAQUE(none);
 	none >>= 63;
-	free = none & ~(owner >> 15) & 1;
+	free = none & ~(owner >> OWNER_BUSY_SHIFT) & 1;
 	used = none ^ 1;
 	over = (limits >> (state << 4) & 0xffff) - age;
 	OPAQUE(over);
@@ -134,7 +134,7 @@ AI bool ct_claim(u64 *e, u64 way, const struct ct_key *key, u64 value, u64 servi
 AI bool ct_spill_reply(const struct ct_key *reply, u64 value, u64 service, u64 now)
 {
 	struct spill_key k = {*reply};
-	struct spill_value v = {value, now | service << 32};
+	struct spill_value v = {value, now | service << SEEN_SERVICE_SHIFT};
 
 	return value_forward(value) != FORWARD_LOCAL || !map_update(FAMILY_FD(spill), &k, &v, 0);
 }
@@ -162,7 +162,7 @@ AI void ct_flow_await_snat(const struct ct_flow *f, const struct ct_key *key)
 AI u64 ct_spill(const struct ct_key *key, const struct ct_key *reply, u64 value, u64 service, u64 now, struct ct_flow *f)
 {
 	struct spill_key k = {*key};
-	struct spill_value v = {value, (now & 0xffff) | service << 32};
+	struct spill_value v = {value, (now & 0xffff) | service << SEEN_SERVICE_SHIFT};
 
 	if (map_update(FAMILY_FD(spill), &k, &v, 0))
 		return CT_FULL;
@@ -199,7 +199,7 @@ AI u64 *ct_victim(u64 hash, const struct ct_rules *rules, struct ct_flow *f, u64
 AI u64 ct_insert(u64 hash, const struct ct_key *key, const struct ct_key *reply, u64 value, u64 service, bool syn, u64 now,
 		 struct ct_flow *f)
 {
-	struct ct_rules rules = {now, f->version >> 17, TIMEOUTS_EST, TIMEOUTS_OTHER};
+	struct ct_rules rules = {now, f->version >> (SEEN_BUCKET_SHIFT + 1), TIMEOUTS_EST, TIMEOUTS_OTHER};
 	u64 rc = CT_RETRY, *bucket, way;
 
 	if (f->version & CT_VERSION_LOCKED)
@@ -223,7 +223,7 @@ AI u64 ct_insert(u64 hash, const struct ct_key *key, const struct ct_key *reply,
 	__sync_fetch_and_add(CT_VERSION(f->bucket), CT_VERSION_LOCKED);
 #else
 	MB();
-	WR16((u16 *)CT_VERSION(f->bucket) + 1, (u16)((f->version >> 16) + 2));
+	WR16((u16 *)CT_VERSION(f->bucket) + SEEN_BUCKET_SHIFT / 16, (u16)((f->version >> SEEN_BUCKET_SHIFT) + 2));
 #endif
 	return rc;
 }

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the key of a flow and its hash: client, frontend and protocol, laid out as an entry's words have them
- * (ct_entry.h), generation 0. The hash knows the client's address, port and protocol only: both directions of a flow know these.
+ * (maps/flow_layout.py), generation 0. The hash knows the client's address, port and protocol only: both directions of a flow know these.
  */
 #pragma once
 #include "l4.h"
 #include "maps.h"
 
-#define OWNER_L4_SHIFT 14
-#define OWNER_L4(owner) ((u64)(owner) >> OWNER_L4_SHIFT & L4_BITS)
-#define REPLY_MARK 1 /* in the generation of a spilled reply row's key, which is 0 in a flow's key */
+#define OWNER_L4(owner) FIELD(OWNER_L4, owner)
 
 AI u64 mix(u64 k)
 {
@@ -21,15 +19,14 @@ AI u64 mix(u64 k)
 }
 
 #if LB_FAMILY == 4
-/* k0: client address 32 | client port 16 | protocol 2; k1: VIP address 32 | VIP port 16 */
 struct ct_key {
-	u64 k0, k1;
+	u64 k0, k1; /* owner word, VIP word */
 };
 
 AI u64 ct_key_make(struct ct_key *k, const lb_addr *client, u16 client_port, const lb_addr *vip, u16 vip_port, u8 proto)
 {
-	k->k0 = (u64)client->w[0] << 32 | (u64)client_port << 16 | L4_FIELD(proto, OWNER_L4_SHIFT);
-	k->k1 = (u64)vip->w[0] << 32 | (u64)vip_port << 16;
+	k->k0 = (u64)client->w[0] << OWNER_CLIENT_SHIFT | (u64)client_port << OWNER_CLIENT_PORT_SHIFT | L4_FIELD(proto, OWNER_L4_SHIFT);
+	k->k1 = (u64)vip->w[0] << VIP_SHIFT | (u64)vip_port << VIP_PORT_SHIFT;
 	return mix(k->k0);
 }
 
@@ -42,7 +39,7 @@ AI u64 addr_hash(const lb_addr *a, u16 port, u8 proto)
 AI void ct_key_reply(struct ct_key *k, const struct ct_key *flow, const lb_addr *backend, u16 port)
 {
 	k->k0 = flow->k0;
-	k->k1 = (u64)backend->w[0] << 32 | (u64)port << 16 | REPLY_MARK;
+	k->k1 = (u64)backend->w[0] << VIP_SHIFT | (u64)port << VIP_PORT_SHIFT | REPLY_MARK;
 }
 
 /* Makes the key of (client, backend) that of a reply row. */
@@ -54,12 +51,12 @@ AI void ct_key_mark_reply(struct ct_key *k)
 #define KEY_OWNER(k) ((k)->k0)
 #define KEY_CLIENT(k) ((lb_addr *)0) /* the owner word holds it */
 #else
-/* owner: client port 16 | VIP port 16 | some bits of the VIP 16 | protocol 2 */
 struct ct_key {
 	u64 owner;
 	lb_addr client, vip;
 };
-#define OWNER_CLIENT 0xffff00000000c000ULL /* the bits that do not depend on the VIP */
+#define OWNER_CLIENT (OWNER_CLIENT_PORT_MASK | OWNER_L4_MASK) /* the bits that do not depend on the VIP */
+#define OWNER_VIP_TAIL(vip) (((vip)->w[1] >> (64 - OWNER_VIP_TAIL_BITS)) << OWNER_VIP_TAIL_SHIFT)
 
 AI u64 mix6(const lb_addr *a, u64 k)
 {
@@ -75,7 +72,8 @@ AI u64 ct_key_make(struct ct_key *k, const lb_addr *client, u16 client_port, con
 {
 	k->client = *client;
 	k->vip = *vip;
-	k->owner = (u64)client_port << 48 | (u64)vip_port << 32 | (vip->w[1] >> 48) << 16 | L4_FIELD(proto, OWNER_L4_SHIFT);
+	k->owner = (u64)client_port << OWNER_CLIENT_PORT_SHIFT | (u64)vip_port << OWNER_VIP_PORT_SHIFT | OWNER_VIP_TAIL(vip) |
+		   L4_FIELD(proto, OWNER_L4_SHIFT);
 	return mix6(client, (u64)client_port << 16 | proto);
 }
 
@@ -88,7 +86,7 @@ AI void ct_key_reply(struct ct_key *k, const struct ct_key *flow, const lb_addr 
 {
 	k->client = flow->client;
 	k->vip = *backend;
-	k->owner = (flow->owner & OWNER_CLIENT) | (u64)port << 32 | (backend->w[1] >> 48) << 16 | REPLY_MARK;
+	k->owner = (flow->owner & OWNER_CLIENT) | (u64)port << OWNER_VIP_PORT_SHIFT | OWNER_VIP_TAIL(backend) | REPLY_MARK;
 }
 
 AI void ct_key_mark_reply(struct ct_key *k)

@@ -109,7 +109,7 @@ AI u64 ct_refresh(const struct ct_flow *f, const struct ct_key *key, const struc
  * not seen for 256 ticks as well, so a flow that may have lost its SNAT slot is never refreshed here. */
 AI bool ct_refresh_fast(const struct ct_flow *f, const struct lb_pkt *pk, bool second, u64 now)
 {
-	u64 last = RD16(f->seen_at), est = V_STATE(f->value) == CT_EST;
+	u64 last = RD16(f->seen_at), est = V_STATE(f->value) == CT_ESTABLISHED;
 
 	if (UNLIKELY(!est && pk->proto == PROTO_TCP)) /* its client's ACK may establish it */
 		return false;

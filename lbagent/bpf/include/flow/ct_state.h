@@ -15,7 +15,6 @@
 #pragma once
 #include "ct.h"
 
-#define HANDSHAKE_NUMBER 0x3fffULL
 #define UDP_LASTS 2 /* ticks after the first reply, from when on another datagram shows that a UDP conversation goes on */
 
 /* A flow as a packet meets it, and as it leaves it. */
@@ -66,7 +65,7 @@ AI void tcp_after_rst(struct ct_step *step, bool from_backend)
 	step->word |= from_backend ? AFTER_RST_BACKEND : AFTER_RST_CLIENT;
 	both = ((step->word & AFTER_RST) + AFTER_RST_CLIENT) >> 14; /* 1 or 0; without a branch: the verifier counts ways */
 	OPAQUE(both);
-	step->value ^= both * ((CT_CLOSING ^ CT_EST) << V_STATE_SHIFT);
+	step->value ^= both * ((CT_CLOSING ^ CT_ESTABLISHED) << V_STATE_SHIFT);
 	step->word &= ~(both * AFTER_RST);
 }
 
@@ -75,7 +74,7 @@ AI void tcp_advance(struct ct_step *step, const struct lb_pkt *pk, u64 number, b
 	u64 flags = pk->tcp_flags;
 	bool opening;
 
-	if (LIKELY(!((flags & (TCP_SYN | TCP_FIN | TCP_RST)) | (V_STATE(step->value) ^ CT_EST))))
+	if (LIKELY(!((flags & (TCP_SYN | TCP_FIN | TCP_RST)) | (V_STATE(step->value) ^ CT_ESTABLISHED))))
 		return;
 	opening = value_is_opening(step->value);
 	if (flags & TCP_RST) { /* of a flow that never was established the backend's alone counts: ct_refresh() frees its port */
@@ -94,7 +93,7 @@ AI void tcp_advance(struct ct_step *step, const struct lb_pkt *pk, u64 number, b
 	if (opening && !tcp_establishes(step, flags, number, from_backend))
 		return;
 	if (opening) {
-		step->value = value_with_state(step->value, CT_EST);
+		step->value = value_with_state(step->value, CT_ESTABLISHED);
 		step->word = 0;
 	}
 	if (value_is_finished(step->value))
@@ -106,10 +105,10 @@ AI void tcp_advance(struct ct_step *step, const struct lb_pkt *pk, u64 number, b
 /* A protocol without flags: a reply establishes the flow. Its SNAT port is its own for good only when the conversation goes on. */
 AI void udp_advance(struct ct_step *step, u64 now, bool from_backend)
 {
-	if (V_STATE(step->value) != CT_EST) {
+	if (V_STATE(step->value) != CT_ESTABLISHED) {
 		if (!from_backend)
 			return;
-		step->value = value_with_state(step->value, CT_EST);
+		step->value = value_with_state(step->value, CT_ESTABLISHED);
 	}
 	if (!value_is_snat(step->value) || step->value & V_LASTED)
 		return;

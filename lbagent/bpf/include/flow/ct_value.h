@@ -1,40 +1,29 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the value word of a flow entry: backend, state, way of forwarding. It is read and replaced as one word.
- * Only the headers of the flow table (ct_*.h, snat*.h) know its bits; others use the functions.
+ * Only the headers of the flow table (ct_*.h, snat*.h) know its bits, V_* of maps/flow_layout.py; others use the functions.
  *
- * Bits, from the lowest: generation of the entry 14 | SNAT slot generation 2 | state 2 | FIN seen (UDP: lasted) 2 | forward word 16 |
- * backend's generation 8 | backend 20. The forward word is the SNAT port in network order where the flow has one; else its low byte
- * is 0 (the configuration allows no SNAT port below 256) and its high byte is enum forward; FORWARD_SNAT without a port awaits one.
- * ct_entry.h has the budget of all words.
+ * The forward word is the SNAT port in network order where the flow has one; else its low byte is 0 (the configuration allows no SNAT
+ * port below 256) and its high byte is FORWARD_LOCAL or another ForwardMode; FORWARD_SNAT without a port awaits one.
  */
 #pragma once
 #include "forward.h"
 #include "parse.h"
 
-#define GEN_MASK 0x3fffULL
-#define V_BACKEND_SHIFT 44
-#define V_BACKEND(v) ((u64)(v) >> V_BACKEND_SHIFT)
-#define V_BACKEND_GEN(v) ((u64)(v) >> 36 & 0xff)
-#define V_BACKEND_GENS 0x80ULL
-#define V_BACKEND_GEN_NONE (V_BACKEND_GENS << 36) /* turned over: a generation the path record does not have for 128 backends to come */
-#define V_FORWARD_SHIFT 20
-#define V_FORWARD_MASK (0xffffULL << V_FORWARD_SHIFT)
-#define V_SNAT_MASK (0xffULL << V_FORWARD_SHIFT) /* not all 0: there is a SNAT port */
-#define V_MODE_SHIFT (V_FORWARD_SHIFT + 8)
-#define V_STATE_SHIFT 16
-#define V_STATE(v) ((u64)(v) >> V_STATE_SHIFT & 3)
-#define V_STATE_MASK (3ULL << 16)
-#define V_FIN_CLIENT (1ULL << 18)
-#define V_FIN_BACKEND (1ULL << 19)
+#define GEN_MASK V_GENERATION_MASK /* in all words that have a generation the same bits, the lowest */
+#define GEN_BITS V_GENERATION_BITS
+#define V_BACKEND(v) FIELD(V_BACKEND, v)
+#define V_BACKEND_GEN(v) FIELD(V_BACKEND_GENERATION, v)
+#define V_BACKEND_GEN_NONE ((u64)BACKEND_GENERATION_TURNED << V_BACKEND_GENERATION_SHIFT)
+#define V_SNAT_MASK ((u64)FORWARD_PORT_BITS << V_FORWARD_SHIFT) /* not all 0: there is a SNAT port */
+#define V_MODE_SHIFT (V_FORWARD_SHIFT + FORWARD_MODE_SHIFT)
+#define V_STATE(v) FIELD(V_STATE, v)
+#define V_FIN_CLIENT IN_FIELD(V_FIN, FIN_CLIENT)
+#define V_FIN_BACKEND IN_FIELD(V_FIN, FIN_BACKEND)
 #define V_LASTED V_FIN_CLIENT /* UDP, which has no FIN: the conversation went on after its first reply */
-#define V_SNAT_SLOT_GEN(v) ((u64)(v) >> 14 & 3)
-#define V_SNAT_SLOT_GEN_MASK (3ULL << 14)
+#define V_SNAT_SLOT_GEN(v) FIELD(V_SNAT_GENERATION, v)
 
-#define CT_NEW 0ULL /* a SYN, or another protocol without a reply */
-#define CT_EST 1ULL     /* the backend has answered (ct_state.h) */
-#define CT_CLOSING 2ULL /* established once: RST, or FIN of both sides */
-#define CT_MID 3ULL     /* TCP: the first packet seen was no SYN */
+_Static_assert(GEN_MASK == OWNER_GENERATION_MASK && GEN_MASK == VIP_GENERATION_MASK && GEN_MASK == (1ULL << GEN_BITS) - 1, "generations");
 
 /* Has the flow yet to be established? */
 AI bool value_is_opening(u64 v)
@@ -50,7 +39,7 @@ AI bool value_is_closing(u64 v)
 
 AI u64 value_with_state(u64 v, u64 state)
 {
-	return (v & ~V_STATE_MASK) | state << 16;
+	return (v & ~V_STATE_MASK) | state << V_STATE_SHIFT;
 }
 
 /* Have both sides of a TCP flow sent FIN? */
@@ -68,19 +57,19 @@ AI u64 value_finished(u64 v)
 /* Returns the value of a flow without a SNAT port. */
 AI u64 value_make(u64 backend, u64 backend_gen, u64 state, u64 forward)
 {
-	return backend << V_BACKEND_SHIFT | backend_gen << 36 | forward << V_MODE_SHIFT | state << 16;
+	return backend << V_BACKEND_SHIFT | backend_gen << V_BACKEND_GENERATION_SHIFT | forward << V_MODE_SHIFT | state << V_STATE_SHIFT;
 }
 
 /* Returns what snat_take() gives: a port (network order) and the generation its slot has now. */
 AI u64 value_snat_part(u16 port, u64 slot_gen)
 {
-	return (u64)port << V_FORWARD_SHIFT | (slot_gen & 3) << 14;
+	return (u64)port << V_FORWARD_SHIFT | IN_FIELD(V_SNAT_GENERATION, slot_gen);
 }
 
 /* Gives a flow its SNAT port. */
 AI u64 value_with_snat(u64 v, u64 snat_part)
 {
-	return (v & ~(V_FORWARD_MASK | V_SNAT_SLOT_GEN_MASK)) | snat_part;
+	return (v & ~(V_FORWARD_MASK | V_SNAT_GENERATION_MASK)) | snat_part;
 }
 
 AI u64 value_backend(u64 v)
@@ -106,7 +95,7 @@ AI u16 value_snat_port(u64 v)
 	return v >> V_FORWARD_SHIFT;
 }
 
-/* Returns enum forward. */
+/* Returns FORWARD_LOCAL or another ForwardMode. */
 AI u64 value_forward(u64 v)
 {
 	return value_is_snat(v) ? FORWARD_SNAT : v >> V_MODE_SHIFT & 0xff;
@@ -127,7 +116,7 @@ AI u64 value_not_local(u64 v)
 /* Do two flows of one client speak of the same SNAT slot? */
 AI bool value_shares_slot(u64 a, u64 b)
 {
-	return !((a ^ b) & (V_FORWARD_MASK | ~0ULL << 44));
+	return !((a ^ b) & (V_FORWARD_MASK | V_BACKEND_MASK));
 }
 
 /* Are replies to two flows of one client port the same packets: both of FORWARD_LOCAL, to one backend? */
@@ -139,7 +128,7 @@ AI bool value_shares_reply(u64 a, u64 b)
 /* Returns `v` with this slot generation, of which it keeps two bits. */
 AI u64 value_with_slot_gen(u64 v, u64 slot_gen)
 {
-	return (v & ~V_SNAT_SLOT_GEN_MASK) | (slot_gen & 3) << 14;
+	return (v & ~V_SNAT_GENERATION_MASK) | IN_FIELD(V_SNAT_GENERATION, slot_gen);
 }
 
 /* Takes the backend from a flow that has one: as no backend has its generation, its next packet finds it gone. */
@@ -151,7 +140,7 @@ AI u64 value_without_backend(u64 v)
 /* Gives a flow the backend id 0, that of none: no reply is the flow's any more. */
 AI u64 value_of_no_backend(u64 v)
 {
-	return v & ~(~0ULL << V_BACKEND_SHIFT);
+	return v & ~V_BACKEND_MASK;
 }
 
 /* Takes the SNAT port from a flow: its entry may go at any time (CT_NEW), and as no backend has its generation it gets another backend
@@ -170,7 +159,7 @@ AI u64 value_awaiting_snat(u64 v)
 /* Does the flow await its SNAT port? */
 AI bool value_awaits_snat(u64 v)
 {
-	return value_forward_word(v) == FORWARD_SNAT << 8;
+	return value_forward_word(v) == FORWARD_SNAT << FORWARD_MODE_SHIFT;
 }
 
 /* What stays the same as long as the flow keeps its entry, its backend and its port. */
@@ -189,7 +178,7 @@ AI u64 value_in_entry(u64 v, u64 gen)
  * whose conversation went on. `l4`: its protocol. */
 AI bool value_keeps_port(u64 v, u64 l4)
 {
-	return V_STATE(v) == CT_EST && (l4 != L4_UDP || v & V_LASTED);
+	return V_STATE(v) == CT_ESTABLISHED && (l4 != L4_UDP || v & V_LASTED);
 }
 
 /* Returns 0 if the backend is still the one the flow was given, else up to 9 bits. `meta`: its path record's. */
@@ -207,7 +196,7 @@ AI bool value_is_served(u64 v, u64 meta)
  * generation and no life) or was taken from the flow? */
 AI bool value_knows_path(u64 v, u64 meta)
 {
-	u64 ahead = (META_GEN(meta) - V_BACKEND_GEN(v)) & (V_BACKEND_GENS - 1);
+	u64 ahead = (META_GEN(meta) - V_BACKEND_GEN(v)) & (BACKEND_GENERATION_TURNED - 1);
 
 	return ahead <= !META_IS(meta, PATH_LIVE);
 }
@@ -218,7 +207,7 @@ AI u64 ct_timeout(u64 state, u64 l4)
 {
 	if (state == CT_CLOSING)
 		return CFG(timeout_closing);
-	if (state != CT_EST)
+	if (state != CT_ESTABLISHED)
 		return CFG(timeout_new);
 	switch (l4) {
 	case L4_UDP:

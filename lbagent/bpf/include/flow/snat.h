@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains SNAT ports: taking one for a flow, its lease, giving it back. A first packet gets a short lease (its stamp is
- * put back), and a full one only a flow that is established. A slot outlives its flow's entry, which frees it when it goes.
- * snat_slot.h has the layout, snat_find.h finds the holder of a port.
+ * put back), and a full one only a flow that is established. A slot outlives its flow's entry, which frees it when it goes. Then it
+ * contains finding the holder of a port by a reply, and what a reply changes in the slot. snat_slot.h has the layout.
  */
 #pragma once
-#include "snat_lease.h"
+#include "snat_slot.h"
 
 #define OLD_SNAT_ALIASES 8 /* in slots fewer by this factor no live flow loses its slot while they are moved */
 #define SNAT_PROBES 16
@@ -26,7 +26,7 @@ AI void snat_renew(u64 value, u64 owner, const lb_addr *client, u64 service, u64
 	u64 *s = snat_slot_of_value(value), meta = RD64(s + SNAT_SLOT_META);
 
 	if (!snat_slot_differs(s, meta, value, owner, client, service))
-		CAS(s + SNAT_SLOT_META, meta, (meta & ~SNAT_SLOT_SEEN_MASK) | snat_slot_stamp(now, value, OWNER_L4(owner)));
+		CAS(s + SNAT_SLOT_META, meta, (meta & ~SNAT_META_STAMP_MASK) | snat_slot_stamp(now, value, OWNER_L4(owner)));
 }
 
 /* Sets bit 63 if the flow (value, owner word, client, service) holds slot `index` neither here nor in the slots that are being left. Without a
@@ -92,13 +92,14 @@ AI void snat_prefetch(u64 hash, u64 backend)
 /* 1 if a slot of the old map is held by a live flow other than this one, else 0. Without a branch: the verifier counts ways. */
 AI u64 snat_slot_of_another(u64 *s, u64 owner, const lb_addr *client, u64 backend, u64 now)
 {
-	u64 s0 = RD64(s), meta = RD64(s + SNAT_SLOT_META), held = -(s0 >> 16);
+	u64 s0 = RD64(s), meta = RD64(s + SNAT_SLOT_META), held = -SNAT_SLOT_IS_HELD(s0);
 	u64 fresh = snat_slot_age(meta, now) - SNAT_LIFE - 1, other = SNAT_SLOT_BACKEND(meta) ^ backend;
 
 #if LB_FAMILY == 4
-	other |= (s0 >> 16) ^ (owner >> 16);
+	other |= SNAT_SLOT_IS_HELD(s0) ^ SNAT_SLOT_HELD_BY(owner);
 #else
-	other |= ((s0 >> 16) ^ (owner >> 48 << 32 | 1)) | (RD64(s + 1) ^ client->w[0]) | (RD64(s + 2) ^ client->w[1]);
+	other |= (SNAT_SLOT_IS_HELD(s0) ^ SNAT_SLOT_HELD_BY(owner)) | (RD64(s + SNAT_SLOT_CLIENT) ^ client->w[0]) |
+		 (RD64(s + SNAT_SLOT_CLIENT_END) ^ client->w[1]);
 #endif
 	other |= -other;
 	OPAQUE(held);
@@ -122,7 +123,7 @@ AI u64 snat_awaited(u64 index, u64 owner, const lb_addr *client, u64 backend, u6
 	return awaited;
 }
 
-#define NO_BACKEND (1ULL << 20) /* beyond every id */
+#define NO_BACKEND (1ULL << V_BACKEND_BITS) /* beyond every id */
 
 /* Returns 1 if any flow that lives in the slots that are being left will need the new slot `index`, else 0. */
 AI u64 snat_awaited_by_any(u64 index, u64 now)
@@ -212,4 +213,84 @@ AI void snat_expire(u64 index, u64 now)
 
 	if (SNAT_SLOT_IS_HELD(s0) && snat_slot_is_stale(RD64(s + SNAT_SLOT_META), now))
 		snat_slot_free(s, s0);
+}
+
+/* --- the holder of a port, found by a reply to it --- */
+
+/* Does this packet come from the backend to which the holder of the slot has the port? */
+AI bool snat_find_at(u64 *s, const struct lb_pkt *pk, struct snat_view *view)
+{
+	u64 path_meta;
+	lb_path *path;
+
+	if (!snat_slot_read(s, view))
+		return false;
+	path = path_of(snat_view_backend(view));
+	path_meta = PATH_META(path);
+	return path_between(path, &pk->saddr, &pk->daddr) && META_PORT(path_meta) == pk->sport && path_carries(path_meta, pk->proto);
+}
+
+/* Finds the holder of our port `pk->dport` towards the backend that sent `pk`. Returns false if it is free, or if `pk` is for a further
+ * source address. */
+AI bool snat_find(const struct lb_pkt *pk, struct snat_view *view)
+{
+	return snat_find_at(snat_slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto), pk->dport), pk, view);
+}
+
+/* The same where `pk` is for a further source address. Asked second: one may be the first address of other backends. */
+AI bool snat_find_further(const struct lb_pkt *pk, struct snat_view *view)
+{
+	u64 salt = further_salt(&pk->daddr);
+
+	return salt && snat_find_at(snat_slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto) + salt, pk->dport), pk, view);
+}
+
+AI bool snat_find_any(const struct lb_pkt *pk, struct snat_view *view)
+{
+	return snat_find(pk, view) || (FURTHER_SOURCES && snat_find_further(pk, view));
+}
+
+/* In the slots that are being left. */
+AI bool snat_find_old(const struct lb_pkt *pk, struct snat_view *view)
+{
+	u64 hash = addr_hash(&pk->saddr, pk->sport, pk->proto), salt;
+
+	if (snat_find_at(snat_old_slot_of(hash, pk->dport), pk, view))
+		return true;
+	if (!FURTHER_SOURCES)
+		return false;
+	salt = further_salt(&pk->daddr);
+	return salt && snat_find_at(snat_old_slot_of(hash + salt, pk->dport), pk, view);
+}
+
+/* Off the fast path: a slot that is being moved is in the new place before it leaves the old one. */
+AI bool snat_find_slow(const struct lb_pkt *pk, struct snat_view *view)
+{
+	if (snat_find_any(pk, view))
+		return true;
+	if (!MIGRATING_SNAT)
+		return false;
+	return snat_find_old(pk, view) || snat_find_any(pk, view);
+}
+
+/* Notes a reply to the port of `view`: the lease, if the flow is established (`value`: the flow's, 0: not known), and the next hop towards
+ * the client where one was learned (else 0). */
+AI void snat_view_refresh(const struct snat_view *view, u64 value, u64 l4, u64 now, u64 learned)
+{
+	u64 meta = RD64(view->slot + SNAT_SLOT_META), next = meta; /* the flow's refresh may have renewed it */
+
+	if ((meta ^ view->meta) & ~(SNAT_META_STAMP_MASK | SNAT_META_CLIENT_HOP_MASK))
+		return;
+	if (V_STATE(value) == CT_ESTABLISHED)
+		next = (meta & ~SNAT_META_STAMP_MASK) | snat_slot_stamp(now, value, l4);
+	if (learned)
+		next = (next & ~SNAT_META_CLIENT_HOP_MASK) | learned << SNAT_META_CLIENT_HOP_SHIFT;
+	if (next != meta)
+		CAS(view->slot + SNAT_SLOT_META, meta, next);
+}
+
+/* Frees the slot of `view`, if it still is as it was read. Returns whether it was. */
+AI bool snat_view_free(const struct snat_view *view)
+{
+	return snat_slot_free(view->slot, view->word);
 }

@@ -38,7 +38,7 @@ AI bool snat_migrate_of(u64 value, const struct ct_key *key, u64 now, u64 dry)
 		return true;
 	if (!snat_migrate(from, to, dry))
 		return false;
-	if (V_STATE(value) == CT_EST) /* in case the lease of its beginning is the one it still has */
+	if (V_STATE(value) == CT_ESTABLISHED) /* in case the lease of its beginning is the one it still has */
 		snat_renew(value, owner, KEY_CLIENT(key), SNAT_SLOT_SERVICE(RD64(to + SNAT_SLOT_META)), now);
 	return true;
 }

@@ -1,36 +1,34 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the layout of the SNAT slots: who holds which port towards which backend. Slot = (H(backend, protocol) + port)
+ * This file contains the layout of the SNAT slots and their leases: who holds which port towards which backend. Slot = (H(backend, protocol) + port)
  * & mask, so one slot is one (backend, port) pair and alone translates a reply. H takes the IANA number of the protocol. With a
  * further source address (path.h) `backend` is the id of its record, and H is that of the backend plus the salt of the address.
- * Only the headers of the flow table (ct_*.h, snat*.h) know the words; others use functions.
- *
- * Bits, from the lowest: IPv4, 2 words: generation 16 | client port 16 | client address 32; meta.
- * IPv6, 4 words: generation 16 | held 1 | not used 31 (0) | client port 16; client address; meta.
- * Meta: generation 4 | seen 12 | next hop to the client 12 | service 16 | backend 20 (full). `seen` counts units of 8 ticks.
+ * Only the headers of the flow table (ct_*.h, snat*.h) know the words, SNAT_SLOT_* and SNAT_META_* of maps/flow_layout.py; others
+ * use functions.
  */
 #pragma once
 #include "ct_entry.h"
 
-#define SNAT_SLOT_GEN 0xffffULL
-#define SNAT_SLOT_BACKEND(m) ((u64)(m) >> 44)
-#define SNAT_SLOT_SERVICE(m) ((u16)((m) >> 28))
-#define SNAT_SLOT_NEXTHOP_SHIFT 16
-#define SNAT_SLOT_NEXTHOP_MASK ((u64)(NEXTHOPS - 1) << SNAT_SLOT_NEXTHOP_SHIFT)
-#define SNAT_SLOT_SEEN(m) ((u64)(m) >> 4 & 0xfff)
-#define SNAT_SLOT_SEEN_MASK 0xfff0ULL
-#define SNAT_SLOT_UNITS(ticks) ((u64)(ticks) >> 3 & 0xfff)
-#define SNAT_SLOT_IS_HELD(s0) ((s0) >> 16)
-#define SNAT_SLOT_IS_TORN(s0, meta) (((s0) ^ (meta)) & 15) /* the words are of two holders */
+#define SNAT_SLOT_GEN SNAT_SLOT_GENERATION_MASK
+#define SNAT_SLOT_BACKEND(m) FIELD(SNAT_META_BACKEND, m)
+#define SNAT_SLOT_SERVICE(m) ((u16)((m) >> SNAT_META_SERVICE_SHIFT))
+#define SNAT_SLOT_STAMP(m) FIELD(SNAT_META_STAMP, m)
+#define SNAT_SLOT_UNITS(ticks) ((u64)(ticks) / SNAT_STAMP_TICKS & ((1ULL << SNAT_META_STAMP_BITS) - 1))
+#define SNAT_SLOT_IS_HELD(s0) ((s0) >> OWNER_HELD_SHIFT)
+#define SNAT_SLOT_IS_TORN(s0, meta) (((s0) ^ (meta)) & SNAT_META_GENERATION_MASK) /* the words are of two holders */
 
+/* First word of the slot of the flow with this owner word; what of it tells the holder. */
 #if LB_FAMILY == 4
-#define SNAT_SLOT_META 1
 #define SNAT_SLOT_BYTES SNAT4_SIZE
 #define SNAT_SLOT_OWNER(owner, gen) (((owner) & ~SNAT_SLOT_GEN) | (gen))
+#define SNAT_SLOT_HELD_BY(owner) ((owner) >> OWNER_CLIENT_PORT_SHIFT)
+_Static_assert(OWNER_CLIENT_PORT_SHIFT == SNAT_SLOT_CLIENT_PORT_SHIFT && OWNER_CLIENT_SHIFT == SNAT_SLOT_CLIENT_SHIFT &&
+	       OWNER_HELD_SHIFT == SNAT_SLOT_CLIENT_PORT_SHIFT, "client as in the owner word, above the generation");
 #else
-#define SNAT_SLOT_META 3
 #define SNAT_SLOT_BYTES SNAT6_SIZE
-#define SNAT_SLOT_OWNER(owner, gen) ((owner) >> 48 << 48 | 1 << 16 | (gen))
+#define SNAT_SLOT_OWNER(owner, gen) ((owner) >> OWNER_CLIENT_PORT_SHIFT << SNAT_SLOT_CLIENT_PORT_SHIFT | 1 << SNAT_SLOT_HELD_SHIFT | (gen))
+#define SNAT_SLOT_HELD_BY(owner) ((owner) >> OWNER_CLIENT_PORT_SHIFT << (SNAT_SLOT_CLIENT_PORT_SHIFT - SNAT_SLOT_HELD_SHIFT) | 1)
+_Static_assert(OWNER_HELD_SHIFT == SNAT_SLOT_HELD_SHIFT && SNAT_SLOT_HELD_BITS == 1, "held or free");
 #endif
 
 AI u64 *snat_slot_at(u64 index)
@@ -113,7 +111,7 @@ AI u64 *snat_old_slot_of_value(u64 value)
 
 AI u64 snat_slot_meta(u64 backend, u64 service, u64 stamp, u64 gen)
 {
-	return backend << 44 | service << 28 | stamp | (gen & 15);
+	return backend << SNAT_META_BACKEND_SHIFT | service << SNAT_META_SERVICE_SHIFT | stamp | (gen & SNAT_META_GENERATION_MASK);
 }
 
 /* Returns 0 for a free slot. */
@@ -126,16 +124,17 @@ AI u64 snat_slot_holder(u64 *s)
 AI bool snat_slot_client_is(u64 *s, u64 s0, u64 owner, const lb_addr *client)
 {
 #if LB_FAMILY == 4
-	return s0 >> 16 == owner >> 16;
+	return SNAT_SLOT_IS_HELD(s0) == SNAT_SLOT_HELD_BY(owner);
 #else
-	return s0 >> 16 == (owner >> 48 << 32 | 1) && RD64(s + 1) == client->w[0] && RD64(s + 2) == client->w[1];
+	return SNAT_SLOT_IS_HELD(s0) == SNAT_SLOT_HELD_BY(owner) && RD64(s + SNAT_SLOT_CLIENT) == client->w[0] &&
+	       RD64(s + SNAT_SLOT_CLIENT_END) == client->w[1];
 #endif
 }
 
 /* Is the slot a flow's value speaks of still that flow's? */
 AI bool snat_slot_is_of(u64 *s, u64 s0, u64 value, u64 owner, const lb_addr *client)
 {
-	return snat_slot_client_is(s, s0, owner, client) && (s0 & 3) == V_SNAT_SLOT_GEN(value) &&
+	return snat_slot_client_is(s, s0, owner, client) && (s0 & ((1 << V_SNAT_GENERATION_BITS) - 1)) == V_SNAT_SLOT_GEN(value) &&
 	       SNAT_SLOT_BACKEND(RD64(s + SNAT_SLOT_META)) == V_BACKEND(value);
 }
 
@@ -146,9 +145,10 @@ AI u64 snat_slot_differs(u64 *s, u64 meta, u64 value, u64 owner, const lb_addr *
 	u64 differs = (SNAT_SLOT_BACKEND(meta) ^ V_BACKEND(value)) | (SNAT_SLOT_SERVICE(meta) ^ service);
 
 #if LB_FAMILY == 4
-	return differs | (RD64(s) ^ owner) >> 16;
+	return differs | (RD64(s) ^ owner) >> OWNER_HELD_SHIFT;
 #else
-	return differs | (RD64(s) >> 16 ^ (owner >> 48 << 32 | 1)) | (RD64(s + 1) ^ client->w[0]) | (RD64(s + 2) ^ client->w[1]);
+	return differs | (SNAT_SLOT_IS_HELD(RD64(s)) ^ SNAT_SLOT_HELD_BY(owner)) | (RD64(s + SNAT_SLOT_CLIENT) ^ client->w[0]) |
+	       (RD64(s + SNAT_SLOT_CLIENT_END) ^ client->w[1]);
 #endif
 }
 
@@ -156,8 +156,8 @@ AI u64 snat_slot_differs(u64 *s, u64 meta, u64 value, u64 owner, const lb_addr *
 AI void snat_slot_write(u64 *s, const lb_addr *client, u64 meta)
 {
 #if LB_FAMILY == 6
-	WR64(s + 1, client->w[0]);
-	WR64(s + 2, client->w[1]);
+	WR64(s + SNAT_SLOT_CLIENT, client->w[0]);
+	WR64(s + SNAT_SLOT_CLIENT_END, client->w[1]);
 	MB();
 #endif
 	WR64(s + SNAT_SLOT_META, meta);
@@ -182,10 +182,10 @@ AI void snat_slot_release(u64 *s, u64 value, u64 owner, const lb_addr *client)
 AI void snat_slot_client(u64 *s, u64 s0, lb_addr *client)
 {
 #if LB_FAMILY == 4
-	client->w[0] = s0 >> 32;
+	client->w[0] = s0 >> SNAT_SLOT_CLIENT_SHIFT;
 #else
-	client->w[0] = RD64(s + 1);
-	client->w[1] = RD64(s + 2);
+	client->w[0] = RD64(s + SNAT_SLOT_CLIENT);
+	client->w[1] = RD64(s + SNAT_SLOT_CLIENT_END);
 #endif
 }
 
@@ -209,10 +209,8 @@ AI bool snat_slot_read(u64 *s, struct snat_view *view)
 	view->word = s0;
 	view->meta = RD64(s + SNAT_SLOT_META);
 	snat_slot_client(s, s0, &view->client);
-#if LB_FAMILY == 4
-	view->client_port = s0 >> 16;
-#else
-	view->client_port = s0 >> 48;
+	view->client_port = s0 >> SNAT_SLOT_CLIENT_PORT_SHIFT;
+#if LB_FAMILY == 6
 	MB();
 	if (RD64(s) != s0)
 		return false;
@@ -233,5 +231,70 @@ AI u64 snat_view_service(const struct snat_view *view)
 /* Returns the index of the next hop towards the client, 0 = not learned. */
 AI u64 snat_view_nexthop(const struct snat_view *view)
 {
-	return view->meta >> SNAT_SLOT_NEXTHOP_SHIFT & (NEXTHOPS - 1);
+	return FIELD(SNAT_META_CLIENT_HOP, view->meta);
+}
+
+/* --- the lease: how long a slot stays with its flow without a sign of it ---
+ *
+ * Any flow may take a slot whose lease is over. Only a flow that keeps its port (value_keeps_port) gets a full lease. The stamp of any
+ * other is put back, so that the slot ends with its flow, and its age tells such slots from the others (snat_reclaim.h). */
+
+/* Life of a slot without a sign of its flow, in units of SNAT_STAMP_TICKS: the flow's own, and twice the 256 ticks between two renewals. */
+#define SNAT_LIFE (CFG(timeout_longest) / SNAT_STAMP_TICKS + 2 * 256 / SNAT_STAMP_TICKS + 2)
+
+/* Returns by what the stamp of a short lease is put back, so that it ends with a flow of this time-out. */
+AI u64 snat_back(u64 timeout)
+{
+	return SNAT_LIFE - timeout / SNAT_STAMP_TICKS - 2;
+}
+
+/* Returns by what the stamp of the flow's lease is put back, in units of SNAT_STAMP_TICKS: the age of a short lease that begins. */
+AI u64 snat_lease_back(u64 value, u64 l4)
+{
+	if (value_keeps_port(value, l4))
+		return 0;
+	if (V_STATE(value) == CT_ESTABLISHED)
+		return snat_back(CFG(timeout_udp));
+	return snat_back(V_STATE(value) == CT_CLOSING ? CFG(timeout_closing) : CFG(timeout_new));
+}
+
+/* Returns the stamp of a lease that begins now: only a flow that keeps its port gets a full one. */
+AI u64 snat_slot_stamp(u64 now, u64 value, u64 l4)
+{
+	return IN_FIELD(SNAT_META_STAMP, now / SNAT_STAMP_TICKS - snat_lease_back(value, l4));
+}
+
+/* Returns the age of the lease in units of SNAT_STAMP_TICKS, what was put back included. */
+AI u64 snat_slot_age(u64 meta, u64 now)
+{
+	return SNAT_SLOT_UNITS(now) - SNAT_SLOT_STAMP(meta) & ((1ULL << SNAT_META_STAMP_BITS) - 1);
+}
+
+/* The same of the slot at `s`. */
+AI u64 snat_slot_lease_age(u64 *s, u64 now)
+{
+	return snat_slot_age(RD64(s + SNAT_SLOT_META), now);
+}
+
+AI bool snat_slot_is_stale(u64 meta, u64 now)
+{
+	return snat_slot_age(meta, now) > SNAT_LIFE;
+}
+
+/* The same of the slot of `view`. */
+AI u64 snat_view_age(const struct snat_view *view, u64 now)
+{
+	return snat_slot_age(view->meta, now);
+}
+
+/* Was the lease renewed in this unit of ticks? */
+AI bool snat_view_is_stamped(const struct snat_view *view, u64 now)
+{
+	return SNAT_SLOT_STAMP(view->meta) == SNAT_SLOT_UNITS(now);
+}
+
+/* The same of the short lease of a UDP flow that was answered. */
+AI bool snat_view_is_stamped_short(const struct snat_view *view, u64 now)
+{
+	return snat_slot_age(view->meta, now) == snat_back(CFG(timeout_udp));
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains how a packet becomes its own answer: resized, headers written, checksums added up anew, as the packet is a
- * new one. After ctx_resize() all packet pointers are void. With HOOK_KERNEL_CSUM the device may complete a checksum of the packet
- * (CHECKSUM_PARTIAL), which no helper ends: what is written is such that the completed checksum is right.
+ * This file contains how a packet becomes its own answer: it is resized, and headers and checksums are written as for a new packet.
+ * After ctx_resize() all packet pointers are void. With HOOK_KERNEL_CSUM the device may complete a checksum of the packet
+ * (CHECKSUM_PARTIAL), and no helper ends that: the written sum makes the completed checksum valid.
  */
 #pragma once
 #include "nat.h"
@@ -24,7 +24,7 @@
 #define L2_COPY 24     /* bytes: Ethernet and two VLAN tags, rounded up to whole words */
 #define ANSWER_HOPS 64 /* TTL of an answer */
 
-/* What is kept of the packet while it is being reshaped. */
+/* Values saved while the packet is reshaped. */
 struct lb_answer {
 	u32 l2[L2_COPY / 4];
 	u32 seq, ack; /* of the RST, network order */
@@ -126,7 +126,7 @@ AI bool answer_rst(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_answer 
 	return true;
 }
 
-/* Write the ICMP header of the error; return what its checksum must cover, all but the quoted packet. */
+/* Write the ICMP header of the error; return the sum that its checksum must cover, without the quoted packet. */
 AI u64 answer_write_icmp(u8 *icmp, u64 pseudo, u64 reason, u64 mtu)
 {
 	u64 what = reason == REASON_ANSWER_TOO_BIG ? ICMP_TOO_BIG : reason == REASON_ANSWER_TTL ? ICMP_TIME_EXCEEDED : ICMP_PORT_UNREACHABLE;
@@ -137,8 +137,8 @@ AI u64 answer_write_icmp(u8 *icmp, u64 pseudo, u64 reason, u64 mtu)
 	return (LB_FAMILY == 6 ? pseudo : 0) + HTONS(what) + rest;
 }
 
-/* Write the checksum of an ICMP error at offset `at`; `sum` covers its header. A device that completes checksums will do
- * so for the quoted transport header: the error's own checksum must then cover the completed one. */
+/* Write the checksum of an ICMP error at offset `at`; `sum` covers its header. A device that completes checksums also does so for
+ * the quoted transport header: then the error's own checksum must cover the completed one. */
 AI bool answer_icmp_csum(lb_ctx *ctx, const struct lb_pkt *pk, u64 at, u64 quoted, u64 sum)
 {
 	u64 head = (L4_OFF(pk) - L3_OFF(pk)) & L4_MASK;

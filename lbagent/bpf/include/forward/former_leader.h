@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains how connections outlive the move of an announced address to this node: a segment in the middle of a connection that this
- * node has no flow of goes on to the node that led before, as it came, by the device that it came by. That node has the flow, and its
- * replies need no way through here.
+ * This file contains how connections survive the move of an announced address to this node: a segment in the middle of a connection
+ * for which this node has no flow is forwarded unchanged to the previous leader, by the device that received it. That node has the
+ * flow, and its replies do not pass through this node.
  *
- * lb_former_leader says of which address and device which node that is, by its MAC address, and until when: the agent moves that time on
- * while that node lives. A hop is taken off, so that two nodes that take each other for the former leader end it.
+ * lb_former_leader holds, for each address and device, the MAC address of the previous leader and the end of the entry: the agent
+ * extends it while that node is alive. The TTL is decremented, so that a loop between two nodes that take each other for the
+ * previous leader ends.
  */
 #pragma once
 #include "flow_select.h"
-#include "limits.h"
+#include "fwd.h"
 #include "vip.h"
 
 AI bool former_leader_has_mac(lb_ctx *ctx, const struct lb_vip *vip)
@@ -19,8 +20,8 @@ AI bool former_leader_has_mac(lb_ctx *ctx, const struct lb_vip *vip)
 	return (const u8 *)to + ETH_HLEN <= CTX_END(ctx) && to[0] == mac[0] && to[1] == mac[1] && to[2] == mac[2];
 }
 
-/* Returns the node that led for the address that a packet is for; NULL: this node is asked alone. A tag says that it is of another link.
- * Of what leaves only that is meant which a program has sent on already: tc sees it once more. */
+/* Returns the previous leader for the destination of a packet; NULL: only this node is responsible. A tagged frame belongs to
+ * another link. On egress only a frame that a program has already sent to that leader counts: tc sees it again. */
 AI struct lb_vip *former_leader_find(lb_ctx *ctx, const struct lb_pkt *pk)
 {
 	struct lb_vip *vip;
@@ -31,14 +32,15 @@ AI struct lb_vip *former_leader_find(lb_ctx *ctx, const struct lb_pkt *pk)
 	return vip && (!(pk->flags & PKT_EGRESS) || former_leader_has_mac(ctx, vip)) ? vip : 0;
 }
 
-/* Only a segment tells that it is no first one. */
+/* Only a TCP segment shows that it is not the first one. */
 AI struct lb_vip *former_leader_of(lb_ctx *ctx, const struct lb_pkt *pk)
 {
 	return pk->proto == PROTO_TCP && !is_syn(pk) ? former_leader_find(ctx, pk) : 0;
 }
 
-/* Finds the way to it, by the device that the frame came by with that device's MAC address. Returns CONTINUE or a verdict; nothing is written yet. */
-AI int former_leader_way(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_vip *vip, struct nexthop *nh)
+/* Finds the path to the previous leader: the device that received the frame, with that device's MAC address. Returns CONTINUE or a
+ * verdict; nothing is written yet. */
+AI int former_leader_resolve_egress(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_vip *vip, struct nexthop *nh)
 {
 	const u16 *own = (const u16 *)CTX_DATA(ctx), *mac = (const u16 *)vip->mac;
 
@@ -55,13 +57,13 @@ AI int former_leader_way(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_v
 	return CONTINUE;
 }
 
-/* Sends a segment on. */
+/* Forwards a segment. */
 AI int former_leader_send(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_vip *vip)
 {
 	struct nexthop nh;
 	struct lb_tuple same;
 	u64 len = CTX_LEN(ctx);
-	int rc = former_leader_way(ctx, pk, vip, &nh);
+	int rc = former_leader_resolve_egress(ctx, pk, vip, &nh);
 
 	if (rc != CONTINUE)
 		return rc;

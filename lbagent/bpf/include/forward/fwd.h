@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains how a translated packet leaves: by a next-hop record, or by one look-up in the kernel's FIB when there is
- * none. The way out is found before the packet is touched or a flow changes: where XDP has none, it leaves the packet to
- * tc_after_xdp, which does all of it.
+ * This file contains how a translated packet leaves: by a next-hop record, or by a look-up in the kernel's FIB if there is none.
+ * The egress path is resolved before the packet or the flow changes: where XDP has none, it hands the packet over to tc_after_xdp,
+ * which does all of it.
  */
 #pragma once
 #include "hook_write.h"
@@ -13,15 +13,15 @@
 #define AF_INET6 10
 #define FIB_NOT_FORWARDED 4 /* BPF_FIB_LKUP_RET_NOT_FWDED: the address is this node's own */
 #define FIB_NO_NEIGHBOR 7
-#define FIB_FRAG_NEEDED 8 /* tc only: found, but the packet is longer than the device's MTU, which the caller compares itself */
+#define FIB_FRAG_NEEDED 8 /* tc only: found, but the packet exceeds the device's MTU, which the caller compares itself */
 
-/* Ways out. */
+/* Egress paths. */
 #define OUT_NEXTHOP 0  /* MACs and device known */
 #define OUT_STACK 1    /* to this node itself */
 #define OUT_NEIGHBOR 2 /* device known: the kernel finds the MAC, or sends by a device that takes no frames from XDP */
 #define OUT_NONE 3
 
-/* Asks the FIB for the way of a packet that came in by `device`. Returns BPF_FIB_LKUP_RET_* or an error. */
+/* Looks up the FIB for a packet that `device` received. Returns BPF_FIB_LKUP_RET_* or an error. */
 AI long fib_ask(lb_ctx *ctx, u64 device, const lb_addr *from, const lb_addr *to, struct bpf_fib_lookup *p)
 {
 	p->family = LB_FAMILY == 4 ? AF_INET : AF_INET6;
@@ -42,7 +42,7 @@ AI long fib_ask(lb_ctx *ctx, u64 device, const lb_addr *from, const lb_addr *to,
 	return fib_lookup(ctx, p, sizeof(*p), 0);
 }
 
-/* Does the way to `to` lead out by `device`? */
+/* Does the route to `to` leave by `device`? */
 AI bool fib_leads_by(lb_ctx *ctx, u64 device, const lb_addr *from, const lb_addr *to)
 {
 	struct bpf_fib_lookup p = {};
@@ -51,7 +51,7 @@ AI bool fib_leads_by(lb_ctx *ctx, u64 device, const lb_addr *from, const lb_addr
 	return (!rc || rc == FIB_NO_NEIGHBOR || rc == FIB_FRAG_NEEDED) && p.ifindex == device;
 }
 
-/* May this hook send by a device whose MAC addresses are known? Of XDP, the agent says by which. */
+/* May this hook send by a device whose MAC addresses are known? For XDP, the agent's device record decides. */
 AI bool out_takes_frames(u64 ifindex)
 {
 	u64 *device;
@@ -78,21 +78,21 @@ AI int out_fib(lb_ctx *ctx, const lb_addr *from, const lb_addr *to, struct nexth
 	mac = (u16 *)p.smac; /* smac, dmac: 2-aligned */
 	nh->macs = mac[3] | (u64)mac[4] << 16 | (u64)mac[5] << 32 | (u64)mac[0] << 48;
 	nh->rest |= mac[1] | (u64)mac[2] << 16;
-	if (UNLIKELY(!(nh->macs << 16))) /* older kernels take a neighbour that is still being asked for */
+	if (UNLIKELY(!(nh->macs << 16))) /* older kernels return a neighbour that is not resolved yet */
 		return OUT_NEIGHBOR;
 	return out_takes_frames(p.ifindex) ? OUT_NEXTHOP : OUT_NEIGHBOR;
 }
 
-/* Returns false if this hook cannot send by the record: there is none, it was retired, or NEXTHOP_NO_XDP. */
+/* Returns false if this hook cannot send by the record: it is missing or retired, or has NEXTHOP_NO_XDP. */
 AI bool nexthop_load(u64 index, struct nexthop *nh)
 {
 	nexthop_read(index, nh);
 	return nexthop_is_usable(nh);
 }
 
-#define MIN_IP6_MTU 1280 /* bytes (RFC 8200 §5): what is not longer fits every link, so no look-up is needed */
+#define MIN_IP6_MTU 1280 /* bytes (RFC 8200 §5): a packet up to this size fits every link and needs no look-up */
 
-/* Returns the MTU of a reply's way out, 0 = unknown or of no matter. Requests have it in the path record. */
+/* Returns the MTU of a reply's egress path, 0 = unknown or irrelevant. The path record has that of requests. */
 AI u64 reply_mtu(const struct lb_pkt *pk, const struct nexthop *nh)
 {
 	u64 *device;
@@ -103,7 +103,7 @@ AI u64 reply_mtu(const struct lb_pkt *pk, const struct nexthop *nh)
 	return device ? DEVICE_MTU(device) : 0;
 }
 
-/* Finds the way to `to`: next-hop record `index`, else the FIB. */
+/* Finds the egress path to `to`: next-hop record `index`, else the FIB. */
 AI int out_find(lb_ctx *ctx, u64 index, const lb_addr *from, const lb_addr *to, struct nexthop *nh)
 {
 	if (nexthop_load(index, nh))
@@ -111,7 +111,7 @@ AI int out_find(lb_ctx *ctx, u64 index, const lb_addr *from, const lb_addr *to, 
 	return out_fib(ctx, from, to, nh);
 }
 
-/* Is the packet for tc_after_xdp? Asked before anything is changed; then out_hand_over(). */
+/* Is the packet for tc_after_xdp? Checked before anything is changed; then out_hand_over(). */
 AI bool out_is_for_tc(int out)
 {
 	return !HOOK_FINDS_NEIGHBOR && UNLIKELY(out == OUT_NEIGHBOR);
@@ -122,7 +122,7 @@ AI int out_hand_over(lb_ctx *ctx)
 	return verdict(ctx, REASON_PASS_NEIGHBOR, ctx_hand_over(ctx));
 }
 
-/* Returns the index of a next hop the agent knows, 0 if it does not. */
+/* Returns the index of a next hop that has a record, 0 if there is none. */
 AI u64 nexthop_index(const struct nexthop *nh)
 {
 	struct lb_nexthop_key key = {};
@@ -136,7 +136,7 @@ AI u64 nexthop_index(const struct nexthop *nh)
 	return index ? *index & (NEXTHOPS - 1) : 0;
 }
 
-/* Sends the translated frame the way out_find() found. */
+/* Sends the translated frame by the path that out_find() found. */
 AI int out_go(lb_ctx *ctx, const struct lb_pkt *pk, int out, const struct nexthop *nh)
 {
 	if (out == OUT_STACK)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the tuple that a packet is translated to, and by what the checksums change then. hook_write.h writes it.
+ * This file contains the tuple to which a packet is translated, and the change of its checksums. hook_write.h writes it.
  */
 #pragma once
 #include "csum.h"
 #include "parse.h"
 
-/* The tuple a packet shall have. */
+/* The tuple of the translated packet. */
 struct lb_tuple {
 	lb_addr saddr, daddr;
 	__be16 sport, dport;
@@ -20,7 +20,7 @@ AI void tuple_of(const struct lb_pkt *pk, struct lb_tuple *t)
 	t->dport = pk->dport;
 }
 
-/* A TTL (the low byte of its word: both architectures are little-endian) less 1: ~m + (m - 1). */
+/* A TTL (the low byte of its word: both architectures are little-endian) minus 1: ~m + (m - 1). */
 #define HOP_DIFF 0xfffe
 
 AI u64 nat_ports(const struct lb_pkt *pk, const struct lb_tuple *to)
@@ -34,7 +34,7 @@ AI u64 nat_addresses(const struct lb_pkt *pk, const struct lb_tuple *to)
 }
 
 #if LB_FAMILY == 6
-/* Sum of both addresses where they lie: cheaper by halves than of the words that were loaded. */
+/* Sum of both addresses in memory: halves are cheaper than the loaded words. */
 AI u64 nat_sum32(const u8 *p)
 {
 	u64 sum = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the entry points of each hook: what is attached. The IPv6 ones become parts of the IPv4 ones
- * (bpf/build/join_entries.py).
+ * This file contains the entry points of each hook: the programs that are attached. The IPv6 ones become parts of the IPv4 ones
+ * (bpf/compiler/join_entries.py).
  */
 #pragma once
 #include "entry.h"
@@ -22,7 +22,8 @@ int FAMILY_ENTRY(tc_egress)(lb_ctx *ctx)
 	return entry(ctx, PKT_EGRESS | PKT_INTERNAL);
 }
 
-/* Behind XDP on the same device: what XDP has left to it, of both families (the IPv4 entry meets every frame first). */
+/* Behind XDP on the same device: processes the frames that XDP has handed over, of both families (the IPv4 entry point sees every
+ * frame first). */
 int FAMILY_ENTRY(tc_after_xdp)(lb_ctx *ctx)
 {
 	if (LB_FAMILY == 4) {

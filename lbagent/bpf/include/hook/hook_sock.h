@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the context of socket programs (struct bpf_sock_addr): the address that a process gave or is to be shown, which
- * socket it is, and verdicts. The address is in network order. A socket of IPv6 that uses IPv4 has it as ::ffff:a.b.c.d
- * (`mapped`): then the rules of IPv4 hold, and the last word is the address.
+ * This file contains the context of socket programs (struct bpf_sock_addr): the address that a process passed or receives, the
+ * identity of the socket, and verdicts. The address is in network order. An IPv6 socket that uses IPv4 has it as ::ffff:a.b.c.d
+ * (`mapped`): then the rules of IPv4 apply, and the last word is the address.
  */
 #pragma once
 #include "maps.h"
@@ -11,7 +11,7 @@
 
 typedef struct bpf_sock_addr lb_ctx;
 #define SOCK_GO 1
-#define SOCK_DENY 0 /* the call fails: EPERM, or what set_retval() said */
+#define SOCK_DENY 0 /* the call fails: EPERM, or the error of set_retval() */
 #define TYPE_STREAM 1
 #define TYPE_DATAGRAM 2
 #define ECONNREFUSED 111
@@ -20,11 +20,11 @@ typedef struct bpf_sock_addr lb_ctx;
 static u32 (*random32)(void) = (void *)7;
 static u64 (*socket_cookie)(void *ctx) = (void *)46;
 static u64 (*netns_cookie)(void *ctx) = (void *)122;
-static long (*set_retval)(int error) = (void *)187; /* Linux 5.18; for an older one the loader takes the call out */
+static long (*set_retval)(int error) = (void *)187; /* Linux 5.18; for an older kernel the loader removes the call */
 static void (*entry6)(void *ctx) = (void *)ENTRY6_CALL;
 
-/* Is it a socket of the agent's network namespace? Those of pods are served by the programs on their devices. The record is looked
- * up, not folded in, so that the kernel lists it among the program's maps: by it another agent knows whose program this is. */
+/* Is it a socket of the agent's network namespace? The programs on their devices serve pods. The record is looked up, not a
+ * constant, so that the kernel lists the map among the program's maps: another agent identifies the program's owner by it. */
 AI u64 ctx_netns(lb_ctx *ctx)
 {
 	u32 zero = 0;
@@ -69,7 +69,7 @@ AI void ctx_set_addr(lb_ctx *ctx, const lb_addr *a, __be16 port, const bool mapp
 	ctx->user_port = port;
 }
 
-/* The protocol of a stream or datagram socket that we balance, else 0. */
+/* Returns the protocol of a stream or datagram socket if lbagent balances it, else 0. */
 AI u8 ctx_proto(lb_ctx *ctx)
 {
 	u32 type = ctx->type, proto = ctx->protocol;
@@ -79,7 +79,7 @@ AI u8 ctx_proto(lb_ctx *ctx)
 	return proto == PROTO_UDP && type == TYPE_DATAGRAM ? PROTO_UDP : 0;
 }
 
-/* Fails the call as a closed port would. */
+/* Fails the call like a closed port. */
 AI int ctx_refuse(lb_ctx *ctx)
 {
 	set_retval(-ECONNREFUSED);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the primitives of the tc hooks, in both directions (hook.h says what each is). The context is an skb: its
- * data may be in pieces, several segments may be one frame, and its checksum may be one that the device completes.
+ * This file contains the primitives of the tc hooks, in both directions (hook.h describes each). The context is an skb: its data
+ * may be non-linear, one frame may hold several segments, and the device may complete its checksum.
  */
 #pragma once
 
 typedef struct __sk_buff lb_ctx;
 #define LB_PASS 0 /* TC_ACT_OK */
 #define LB_DROP 2 /* TC_ACT_SHOT */
-#define TC_NEXT (-1) /* TC_ACT_UNSPEC: go on with the next program of this device */
+#define TC_NEXT (-1) /* TC_ACT_UNSPEC: continue with the next program of this device */
 #define HOOK_CALLS MAP_lb_calls_tc
 
 #define CTX_IFINDEX(ctx) ((u64)(ctx)->ifindex)
@@ -26,7 +26,7 @@ typedef struct __sk_buff lb_ctx;
 #define HOOK_KERNEL_CSUM 1
 
 #define PACKET_HOST 0      /* skb->pkt_type: for this node */
-#define PACKET_OTHERHOST 3 /* for another MAC address: where it leaves, a bridge has passed it on */
+#define PACKET_OTHERHOST 3 /* for another MAC address: on egress, a bridge has forwarded it */
 #define REDIRECT_INGRESS 1 /* BPF_F_INGRESS */
 #define CSUM_RECOMPUTE 1   /* BPF_F_RECOMPUTE_CSUM */
 static long (*skb_store)(void *skb, u32 offset, const void *from, u32 len, u64 flags) = (void *)9;
@@ -40,7 +40,8 @@ static long (*skb_pull)(void *skb, u32 len) = (void *)39;
 static long (*skb_change_head)(void *skb, u32 room, u64 flags) = (void *)43;
 static long (*redirect_neigh)(u32 ifindex, void *params, int plen, u64 flags) = (void *)152;
 
-/* What leaves has come in by a hook, which took it if it was for this node; or the node's own request was translated on another device. */
+/* A hook has seen an outgoing frame when it was received, and took it if it was for this node; the node's own request was
+ * translated on another device. */
 #define ctx_comes_first(ctx, leaving) (!(leaving) || (ctx)->pkt_type == PACKET_OTHERHOST)
 #define ctx_linearize(ctx, n) skb_pull(ctx, CTX_LEN(ctx) < (n) ? CTX_LEN(ctx) : (n))
 #define ctx_send_back(ctx, leaving) redirect_to((ctx)->ifindex, (leaving) ? REDIRECT_INGRESS : 0)
@@ -49,10 +50,10 @@ static long (*redirect_neigh)(u32 ifindex, void *params, int plen, u64 flags) = 
 #define ctx_store(ctx, offset, from, len) skb_store(ctx, offset, from, len, 0)
 #define ctx_store_new(ctx, offset, from, len) skb_store(ctx, offset, from, len, CSUM_RECOMPUTE)
 #define ctx_send_copy(ctx, ifindex) clone_redirect(ctx, ifindex, 0)
-#define ctx_hand_over(ctx) LB_DROP /* never asked for */
-#define VLAN_TAGS_TAKEN 2 /* with the first tag gone, the kernel takes the second one out of the frame */
+#define ctx_hand_over(ctx) LB_DROP /* never called */
+#define VLAN_TAGS_TAKEN 2 /* when the first tag is removed, the kernel moves the second one out of the frame */
 
-/* Both fields are read first: the compiler would choose between their addresses, which the verifier does not allow. */
+/* Both fields are read first: the compiler would select between their addresses, which the verifier rejects. */
 AI u64 ctx_came_by(lb_ctx *ctx, bool leaving)
 {
 	u64 device = CTX_IFINDEX(ctx), in = ctx->ingress_ifindex;
@@ -62,7 +63,7 @@ AI u64 ctx_came_by(lb_ctx *ctx, bool leaving)
 	return leaving ? in : device;
 }
 
-/* Only frames for this node, and without a tag the device took off: those go up to their VLAN device. */
+/* Accepts only frames for this node without a tag that the device removed: the stack passes tagged ones to their VLAN device. */
 AI bool ctx_ready(lb_ctx *ctx, bool leaving, u64 need)
 {
 	u64 len = CTX_LEN(ctx);
@@ -74,8 +75,9 @@ AI bool ctx_ready(lb_ctx *ctx, bool leaving, u64 need)
 	return true;
 }
 
-/* Is the frame one that XDP has left to tc (ctx_hand_over() in hook_xdp.h)? The program that asks writes no byte of a frame: before one that
- * does the kernel copies a frame that a packet socket (tcpdump) holds as well, and loses the metadata. */
+/* Has XDP handed the frame over to tc (ctx_hand_over() in hook_xdp.h)? The program that checks this writes no byte of a frame:
+ * before a program that writes, the kernel copies a frame that a packet socket (tcpdump) also holds, and the copy loses the
+ * metadata. */
 AI bool ctx_is_handed_over(lb_ctx *ctx)
 {
 	const u32 *mark = (const u32 *)(long)ctx->data_meta;
@@ -89,7 +91,7 @@ AI bool ctx_is_handed_over(lb_ctx *ctx)
 	return !skb_store(ctx, ETH_SMAC, &first, sizeof(first), 0);
 }
 
-/* Metadata may go on with the frame, to another node behind a veth. */
+/* Metadata may stay with the frame on its way to another node behind a veth. */
 AI void ctx_forget_hand_over(lb_ctx *ctx)
 {
 	u32 *mark = (u32 *)(long)ctx->data_meta;
@@ -106,7 +108,7 @@ AI bool ctx_untag(lb_ctx *ctx)
 	return true;
 }
 
-/* The frame gets its own source as destination: the address of the device it was leaving by. */
+/* Copies the source MAC address, that of the device it was leaving by, to the destination. */
 AI int ctx_send_up(lb_ctx *ctx)
 {
 	u8 *data = CTX_DATA(ctx), mac[6];
@@ -119,7 +121,7 @@ AI int ctx_send_up(lb_ctx *ctx)
 	return redirect_to(CTX_IFINDEX(ctx), REDIRECT_INGRESS);
 }
 
-/* The tail is set also where the length stays: that makes the whole frame linear and writable, and ends segmentation offload. */
+/* The tail is set even if the length stays: this makes the whole frame linear and writable, and ends segmentation offload. */
 AI bool ctx_resize(lb_ctx *ctx, u64 keep, u64 front)
 {
 	if (skb_change_tail(ctx, keep, 0))
@@ -127,8 +129,8 @@ AI bool ctx_resize(lb_ctx *ctx, u64 keep, u64 front)
 	return !front || !skb_change_head(ctx, front, 0);
 }
 
-/* Nothing tells a program directly that the device completes the checksum (CHECKSUM_PARTIAL), but the kernel leaves a checksum
- * without pseudo header alone in just that case. The field at `at` is written later. Packet pointers are void afterwards. */
+/* A program cannot read directly whether the device completes the checksum (CHECKSUM_PARTIAL), but in that case alone the kernel
+ * leaves a checksum without pseudo header unchanged. The field at `at` is written later. Packet pointers are void afterwards. */
 AI bool ctx_csum_partial(lb_ctx *ctx, u64 at)
 {
 	l4_csum(ctx, at, 0, 1, sizeof(u16));
@@ -137,7 +139,7 @@ AI bool ctx_csum_partial(lb_ctx *ctx, u64 at)
 	return field + sizeof(u16) <= CTX_END(ctx) && !*(u16 *)field;
 }
 
-/* Nothing in the packet balances a hop limit: the kernel must see the change in a CHECKSUM_COMPLETE sum. */
+/* No checksum of the packet compensates a hop limit: the kernel must add the change to a CHECKSUM_COMPLETE sum. */
 AI bool ctx_store_hop_limit(lb_ctx *ctx, u64 offset, u8 limit)
 {
 	return !skb_store(ctx, offset, &limit, 1, CSUM_RECOMPUTE);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains how tc writes and sends translated packets (hook_write.h says what each function does): by the kernel's
- * helpers, which know of a checksum that the device completes (CHECKSUM_PARTIAL) or has added up (CHECKSUM_COMPLETE). Pointers
- * into the packet are void afterwards.
+ * This file contains the functions by which tc writes and sends translated packets (hook_write.h describes each). They call the
+ * kernel's helpers, which handle a checksum that the device completes (CHECKSUM_PARTIAL) or has summed (CHECKSUM_COMPLETE).
+ * Pointers into the packet are void afterwards.
  */
 #pragma once
 
@@ -38,7 +38,7 @@ AI int nat_write(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const 
 		return -1;
 	return skb_store(ctx, L3_OFF(pk) + IP4_SADDR, both, sizeof(both), 0) ? -1 : 0;
 #else
-	/* there is no header checksum to balance the addresses: the kernel must see the change in a CHECKSUM_COMPLETE sum */
+	/* no header checksum compensates the addresses: the kernel must add the change to a CHECKSUM_COMPLETE sum */
 	if (skb_store(ctx, L3_OFF(pk) + IP6_HOP_LIMIT, &ttl, 1, CSUM_RECOMPUTE))
 		return -1;
 	return skb_store(ctx, L3_OFF(pk) + IP6_SADDR, both, sizeof(both), CSUM_RECOMPUTE) ? -1 : 0;
@@ -64,7 +64,7 @@ AI int out_send(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const s
 	if (out_macs(ctx, nh))
 		return LB_DROP;
 	if (pk->flags & PKT_EGRESS && NEXTHOP_IFINDEX(nh) == CTX_IFINDEX(ctx))
-		return LB_PASS; /* it is leaving by that device already */
+		return LB_PASS; /* it already leaves by that device */
 	return redirect_to(NEXTHOP_IFINDEX(nh), 0);
 }
 

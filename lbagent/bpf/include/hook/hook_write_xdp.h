@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains how XDP writes and sends translated packets (hook_write.h says what each function does): straight into the
- * frame, checksums by their differences.
+ * This file contains the functions by which XDP writes and sends translated packets (hook_write.h describes each): directly into
+ * the frame, with incremental checksums.
  */
 #pragma once
 
 #define NEXTHOP_IFINDEX(nh) ((u32)((nh)->rest >> 32))
-#define nexthop_is_usable(nh) ((s64)(nh)->rest >> 32 > 0) /* NEXTHOP_NO_XDP is the sign */
+#define nexthop_is_usable(nh) ((s64)(nh)->rest >> 32 > 0) /* NEXTHOP_NO_XDP is the sign bit */
 
 AI void nat_l3(u8 *l3, const struct lb_pkt *pk, const struct lb_tuple *to, u64 diff, u64 hops)
 {
@@ -26,7 +26,7 @@ AI void nat_l3(u8 *l3, const struct lb_pkt *pk, const struct lb_tuple *to, u64 d
 #endif
 }
 
-/* Writes the checksum of a protocol, a constant: so is its offset, which the verifier wants to know. Returns as nat_l4(). */
+/* Writes the checksum of a constant protocol: then its offset is constant, too, as the verifier requires. Returns as nat_l4(). */
 AI int nat_csum(u8 *l4, u8 *end, const u8 proto, u64 sum, bool plain)
 {
 	u16 *field = (u16 *)(l4 + l4_csum_at(l4_of(proto)));
@@ -38,7 +38,8 @@ AI int nat_csum(u8 *l4, u8 *end, const u8 proto, u64 sum, bool plain)
 	return 0;
 }
 
-/* Writes ports and checksum; `sum` is what addresses and ports change. Returns -1 if the frame is too short (not asked of a `plain` one). */
+/* Writes ports and checksum; `sum`: the change by addresses and ports. Returns -1 if the frame is too short (not checked for a
+ * `plain` one). */
 AI int nat_l4(u8 *l4, u8 *end, const struct lb_pkt *pk, const struct lb_tuple *to, u64 sum, bool plain)
 {
 	if (pk->proto == PROTO_TCP) {
@@ -55,8 +56,8 @@ AI int nat_l4(u8 *l4, u8 *end, const struct lb_pkt *pk, const struct lb_tuple *t
 	return 0;
 }
 
-/* Writes `to` into the packet `pk` describes, taking `hops` (0 or 1) off its TTL. Returns -1 if the frame is too short.
- * `data`, `end`: the context's, which tc does not need. */
+/* Writes `to` into the packet `pk` describes and subtracts `hops` (0 or 1) from its TTL. Returns -1 if the frame is too short.
+ * `data`, `end`: those of the context, which tc does not need. */
 AI int nat_write(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops)
 {
 	u8 *l3 = data + L3_OFF(pk), *l4 = data + L4_OFF(pk);
@@ -79,7 +80,7 @@ AI int nat_write_plain(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const str
 	return 0;
 }
 
-/* Writes a next hop's MACs; before all else, so that they need not be kept. */
+/* Writes a next hop's MACs, before anything else, so that no registers hold them. */
 AI int macs_write(u8 *data, const struct nexthop *nh)
 {
 	*(u64 *)data = nh->macs;
@@ -87,14 +88,14 @@ AI int macs_write(u8 *data, const struct nexthop *nh)
 	return 0;
 }
 
-/* Sends a frame whose MACs are written. */
+/* Sends a frame with complete MAC addresses. */
 AI int send_plain(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct nexthop *nh, u64 ifindex)
 {
 	return NEXTHOP_IFINDEX(nh) == ifindex ? XDP_TX : redirect_to(NEXTHOP_IFINDEX(nh), 0);
 }
 
-/* Takes the VLAN tags off: a next hop is a neighbour on its device itself, and a VLAN's neighbours are on the VLAN's own device. The Ethernet
- * type in front of the packet becomes the frame's; who calls writes the addresses. */
+/* Removes the VLAN tags: a next hop is a neighbour on its device itself, and a VLAN's neighbours are on the VLAN's own device. The
+ * Ethernet type before the packet becomes the frame's; the caller writes the addresses. */
 AI int vlan_untag(lb_ctx *ctx, const struct lb_pkt *pk)
 {
 	u64 tags = L3_OFF(pk) - ETH_HLEN;
@@ -109,7 +110,7 @@ AI int out_macs(lb_ctx *ctx, const struct nexthop *nh)
 	return -1;
 }
 
-/* Sends the frame by a next hop. */
+/* Sends the frame to a next hop. */
 AI int out_send(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct nexthop *nh)
 {
 	bool back = NEXTHOP_IFINDEX(nh) == CTX_IFINDEX(ctx);

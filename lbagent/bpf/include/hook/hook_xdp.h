@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the primitives of XDP (hook.h says what each is). The program sees every frame of its device as it came,
- * linear, before the kernel looked at it.
+ * This file contains the primitives of XDP (hook.h describes each). The program sees every frame of its device unchanged, linear,
+ * before the kernel processes it.
  */
 #pragma once
 
@@ -39,8 +39,8 @@ static long (*adjust_tail)(void *ctx, int delta) = (void *)65;
 #define ctx_csum_partial(ctx, at) false
 #define ctx_store_hop_limit(ctx, offset, limit) true
 
-/* Tells tc_after_xdp that this frame is its own: what it sees besides was passed for good reason, translated or not. By metadata, and
- * where the driver has no room for it by the group bit of the source MAC address, which no sender sets (IEEE 802.3). */
+/* Marks the frame for tc_after_xdp, which ignores all others: XDP passed those on purpose, translated or not. The mark is metadata;
+ * where the driver has no room for it, it is the group bit of the source MAC address, which no sender sets (IEEE 802.3). */
 AI int ctx_hand_over(lb_ctx *ctx)
 {
 	u32 *mark;
@@ -70,7 +70,7 @@ AI bool ctx_resize(lb_ctx *ctx, u64 keep, u64 front)
 	return !front || !adjust_head(ctx, -(int)front);
 }
 
-/* XDP sends no copies, so nothing needs these. */
+/* XDP sends no copies, so no program needs these. */
 AI long ctx_load(lb_ctx *ctx, u64 offset, void *to, u64 len)
 {
 	return -1;

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the memory for fragments: a first fragment's ports are kept under (source, destination, identification,
- * protocol), later fragments look them up. LRU: what is never asked for goes by itself.
+ * This file contains the fragment map: it keeps a first fragment's ports under (source, destination, identification, protocol) for
+ * the later fragments. An LRU map: entries that are not looked up are evicted.
  */
 #pragma once
 #include "maps.h"
 #include "parse.h"
 #include "service.h"
 
-/* What the IP headers say beyond the packet record. */
+/* Fields of the IP headers beyond the packet record. */
 struct ip_info {
 	u64 id;        /* of the datagram, as loaded */
 	bool more;     /* more fragments follow */
-	bool unsupported;  /* something we do not translate */
+	bool unsupported;  /* something that lbagent does not translate */
 };
 
 AI void frag_key(const struct lb_pkt *pk, const struct ip_info *info, struct FAMILY(frag_key) *key)
@@ -24,7 +24,7 @@ AI void frag_key(const struct lb_pkt *pk, const struct ip_info *info, struct FAM
 	key->proto = pk->proto;
 }
 
-/* Ports of a later fragment. Returns false if its first one was not seen. */
+/* Ports of a later fragment. Returns false if the first one was not seen. */
 AI bool frag_ports(struct lb_pkt *pk, const struct ip_info *info)
 {
 	struct FAMILY(frag_key) key;
@@ -48,8 +48,9 @@ AI void frag_remember(const struct lb_pkt *pk, const struct ip_info *info)
 	map_update(FAMILY_FD(frag), &key, &v, 0);
 }
 
-/* Is the later fragment of an unknown datagram surely for a service? Only a ClusterIP is one whatever the port, and a set bit of the
- * prefilter proves nothing. The node's own datagrams may come out of order: its stack waits for the first fragment, we do not. */
+/* Is the later fragment of an unknown datagram certainly for a service? Only a ClusterIP is a service for every port, and a set bit
+ * of the prefilter proves nothing. The node's own datagrams may be out of order: its stack waits for the first fragment, these
+ * programs do not. */
 AI bool frag_is_lost(const struct lb_pkt *pk)
 {
 	struct lb_tuple5 t = {};

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the reading and writing of an ICMP error and of the packet it quotes: IP header (options, bounded extension
- * headers) and at least 8 bytes of L4. Checksums are incremental, the quoted ones too where they are quoted.
+ * headers) and at least 8 bytes of L4. Checksums are incremental, also quoted ones.
  *
- * The packet is written directly, on tc too: whatever changes in an ICMP message its own checksum makes up for, so a
- * CHECKSUM_COMPLETE sum stays right (the IPv6 hop limit, which nothing makes up for, goes through the kernel's helper).
+ * Programs write the packet directly, also on tc: the message's own checksum compensates each change, so a CHECKSUM_COMPLETE sum
+ * stays valid. Nothing compensates the IPv6 hop limit, so it is written by the kernel's helper.
  */
 #pragma once
 #include "nat.h"
@@ -14,14 +14,14 @@
 #define QUOTE_MASK 0x3ff /* bounds an offset in the frame: 511 + 8, and 60 or 255 of quoted headers */
 #define QUOTE_PULL 512   /* bytes: what tc makes linear */
 
-/* The quoted packet with source and destination exchanged: the packet that would answer it, so that the look-ups of packets find its
- * flow. l3_off and l4_off are where the quoted headers are. */
+/* The quoted packet with source and destination exchanged, like an answer to it, so that the look-ups of packets find its flow.
+ * l3_off and l4_off: offsets of the quoted headers. */
 struct lb_quote {
 	struct lb_pkt pk;
-	u16 check; /* offset of the quoted L4 checksum; 0: not quoted, or none was used */
+	u16 check; /* offset of the quoted L4 checksum; 0: not quoted, or not used */
 };
 
-/* It lies behind the scratch record, in a map: the verifier knows nothing of a value read back from a map, so it does not verify the
+/* It is in a map, behind the scratch record: a value read back from a map is unknown to the verifier, so it does not verify the
  * rest of the program once for each chain of quoted headers. */
 _Static_assert(sizeof(struct lb_scratch) + sizeof(struct lb_quote) <= SCRATCH_SIZE, "the quote fits behind the scratch record");
 #define QUOTE_OF(s) ((struct lb_quote *)((s) + 1))
@@ -29,7 +29,7 @@ _Static_assert(sizeof(struct lb_scratch) + sizeof(struct lb_quote) <= SCRATCH_SI
 AI bool icmp_is_error(u8 type)
 {
 #if LB_FAMILY == 4
-	return type == 3 || type == 4 || type == 11 || type == 12; /* a redirect (5) is for the link it was seen on */
+	return type == 3 || type == 4 || type == 11 || type == 12; /* a redirect (5) is valid only on the link where it was sent */
 #else
 	return type >= 1 && type <= 4;
 #endif
@@ -101,8 +101,8 @@ AI bool quote_read(lb_ctx *ctx, const struct lb_pkt *pk, struct lb_quote *q)
 	return true;
 }
 
-/* Returns the address of `length` bytes at an offset of the frame, NULL if it does not hold them. The loads are spelt out:
- * the compiler would keep the address of the context's field for the next one, which the verifier does not allow. */
+/* Returns the address of `length` bytes at an offset of the frame, NULL if the frame is shorter. The loads are written out: the
+ * compiler would keep the address of the context's field for the next load, which the verifier rejects. */
 AI u8 *frame_at(lb_ctx *ctx, u64 offset, u64 length)
 {
 	u8 *p, *end;
@@ -114,8 +114,8 @@ AI u8 *frame_at(lb_ctx *ctx, u64 offset, u64 length)
 	return p + length > end ? NULL : p;
 }
 
-/* Writes the quoted packet's tuple as `to` (source and destination as in the packet itself). `sum`: what the ICMP checksum must make up
- * for, grows by it. Quoted IPv4 addresses are made up for by the quoted header's own checksum. */
+/* Writes the tuple `to` into the quoted packet (source and destination as in the packet itself). Adds to `sum` what the ICMP
+ * checksum must compensate. The quoted header's own checksum compensates quoted IPv4 addresses. */
 AI bool quote_write(lb_ctx *ctx, const struct lb_quote *q, const struct lb_tuple *to, u64 *sum)
 {
 	u64 addresses = addr_diff(&q->pk.daddr, &to->saddr) + addr_diff(&q->pk.saddr, &to->daddr);
@@ -150,7 +150,7 @@ AI bool quote_write(lb_ctx *ctx, const struct lb_quote *q, const struct lb_tuple
 	return true;
 }
 
-/* Writes the outer addresses and takes `hops` off the TTL; `sum` as above (ICMPv6 covers the addresses, ICMP does not). */
+/* Writes the outer addresses and subtracts `hops` from the TTL; `sum` as above (ICMPv6 covers the addresses, ICMP does not). */
 AI bool outer_write(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops, u64 *sum)
 {
 	u64 addresses = addr_diff(&pk->saddr, &to->saddr) + addr_diff(&pk->daddr, &to->daddr);
@@ -176,7 +176,7 @@ AI bool outer_write(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple 
 	return true;
 }
 
-/* Rewrites the error: `outer` (addresses only), `quoted`. Returns 0, or -1 with the frame spoilt. */
+/* Rewrites the error: `outer` (addresses only), `quoted`. Returns 0, or -1 with a damaged frame. */
 AI int icmp_write(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q, const struct lb_tuple *outer,
 		  const struct lb_tuple *quoted, u64 hops)
 {

@@ -8,17 +8,17 @@
 #include "l4.h"
 
 #define PKT_DF 1       /* IPv4 "do not fragment"; always set for IPv6 */
-#define PKT_FRAGMENT 2 /* first or later fragment: checksums span datagrams, header lengths hold for this frame only */
+#define PKT_FRAGMENT 2 /* first or later fragment: checksums cover the datagram, header lengths this frame only */
 #define PKT_LATER 4    /* later fragment: no L4 header here, ports come from the first one */
 #define PKT_INTERNAL 8 /* from a pod or this node: internal scope */
-#define PKT_EGRESS 16  /* tc_egress: routed already, leaves by this device */
+#define PKT_EGRESS 16  /* tc_egress: already routed, leaves by this device */
 #define PKT_TAGGED 32  /* VLAN tags between Ethernet and IP */
-#define PKT_HANDED_OVER 64 /* XDP has left it to tc_after_xdp */
+#define PKT_HANDED_OVER 64 /* XDP has handed it over to tc_after_xdp */
 
 #define CONCERN_VIP 1    /* destination is (or hashes like) a VIP or node address */
 #define CONCERN_SNAT 2   /* with CONCERN_VIP: destination is a SNAT address of this node */
-#define CONCERN_DIRECT 2 /* without CONCERN_VIP: destination is a local backend itself (direct.h) */
-#define CONCERN_SOURCE 4 /* source is a local backend; set only where it was asked */
+#define CONCERN_DIRECT 2 /* without CONCERN_VIP: destination is a local backend's own address (direct.h) */
+#define CONCERN_SOURCE 4 /* source is a local backend; set only where the caller looked it up */
 
 /* Bounds the verifier can use: masks are above any real value (two tags; IPv4 options; bounded extension headers). */
 #define L3_MASK 0x1f
@@ -38,8 +38,8 @@ struct lb_pkt {
 	u16 flags;           /* PKT_* */
 };
 
-/* tc may see many segments as one packet: what counts against an MTU is the size of a segment, each of which has all headers, TCP's
- * options too. `l4`: the L4 header in the frame, without options all there. The last change of l3_len. */
+/* On tc one frame may hold many segments. The MTU limits the size of a segment, which has all headers, with TCP options. `l4`: the
+ * L4 header, complete except for options. Call this last: l3_len does not change afterwards. */
 AI void pkt_segment_len(lb_ctx *ctx, const u8 *l4, struct lb_pkt *pk)
 {
 	u64 header;
@@ -55,13 +55,13 @@ AI bool is_syn(const struct lb_pkt *pk)
 	return (pk->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
-/* In the slow path: does the packet come from CALL_DIRECT, with the backend chosen? */
+/* In the slow path: does the packet come from CALL_DIRECT, with a selected backend? */
 AI bool pkt_is_direct(const struct lb_pkt *pk)
 {
 	return !(pk->concern & CONCERN_VIP);
 }
 
-/* Does the data offset of a TCP header say that it is shorter than it can be (RFC 9293 §3.1)? A later fragment has no header. */
+/* Is the data offset of a TCP header below its minimum (RFC 9293 §3.1)? A later fragment has no header. */
 AI bool pkt_is_malformed(lb_ctx *ctx, const struct lb_pkt *pk)
 {
 	u8 *l4 = CTX_DATA(ctx) + L4_OFF(pk);
@@ -81,7 +81,8 @@ AI u64 pkt_tcp_number(lb_ctx *ctx, const struct lb_pkt *pk, u64 at)
 	return HTONL(*(u32 *)(l4 + at));
 }
 
-/* May a packet come from this address? Not from none, the loopback, a group (RFC 1122 §3.2.1.3, RFC 4291 §2.5.2, §2.5.3, §2.7). */
+/* Is the address a valid source? Unspecified, loopback and group addresses are not (RFC 1122 §3.2.1.3, RFC 4291 §2.5.2, §2.5.3,
+ * §2.7). */
 AI bool addr_valid_source(const lb_addr *a)
 {
 	u8 first = a->w[0];
@@ -99,7 +100,7 @@ AI void addrs_load(const u8 *data, struct lb_pkt *pk)
 	addr_load(&pk->daddr, data + ETH_HLEN + IP_DADDR);
 }
 
-/* Reads a frame of this family that has PLAIN_HLEN bytes as if it were a plain one; pkt_kind() says whether it is. */
+/* Reads a frame of this family with at least PLAIN_HLEN bytes as a plain one; pkt_kind() returns whether it is. */
 #define PLAIN_HLEN (ETH_HLEN + IP_HLEN + TCP_HLEN)
 #define PLAIN_L4(data) ((data) + ETH_HLEN + IP_HLEN)
 
@@ -126,7 +127,7 @@ AI void pkt_load(const u8 *data, struct lb_pkt *pk)
 	pk->tcp_flags = pk->proto == PROTO_TCP ? l4[TCP_FLAGS] : 0;
 }
 
-/* Re-parses the frame rather than keep fields live over a call: a packet load costs no more than a stack reload. */
+/* Parses the frame again instead of keeping fields live over a call: a packet load costs no more than a stack load. */
 #define PKT_REPARSE(data, pk) \
 	do { \
 		OPAQUE(data); \
@@ -134,7 +135,7 @@ AI void pkt_load(const u8 *data, struct lb_pkt *pk)
 	} while (0)
 
 #define PKT_NOT_PLAIN 0
-#define PKT_PLAIN 1 /* no options, no fragment, TCP or UDP, as long as it says */
+#define PKT_PLAIN 1 /* no options, no fragment, TCP or UDP, with the stated length */
 #define PKT_TCP_CONTROL 2 /* the same with SYN, FIN or RST */
 
 AI int pkt_kind(const u8 *data, u64 frame_len, const struct lb_pkt *pk)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the program CALL_PARSE_FULL: the parser of the frames that are not plain: up to two VLAN tags, IPv4 options,
- * IPv6 extension headers (bounded), fragments, ICMP. It fills the record of parse.h and goes on with the same programs.
+ * IPv6 extension headers (bounded), fragments, ICMP. It fills the record of parse.h and calls the same programs.
  */
 #pragma once
 #include "prefilter.h"
@@ -43,8 +43,8 @@ AI u64 parse_full_l2(lb_ctx *ctx, const u8 *data, const u8 *end)
 #define OPTION_STRICT_ROUTE 137
 #define OPTIONS_MAX 40 /* bytes, and so options */
 
-/* Is there a source route that is not at its end? Then the destination is a stop and not the last one (RFC 791 §3.1).
- * `step` lies in a map, of whose values the verifier knows nothing: it does not verify the rest once for each chain of options. */
+/* Does a source route have stops left? Then the destination is not the last one (RFC 791 §3.1). `step` is in a map, so its value is
+ * unknown to the verifier, which does not verify the rest once for each chain of options. */
 AI bool parse_full_source_route(const u8 *l3, const u8 *end, u64 size, volatile u16 *step)
 {
 	*step = IP_HLEN;
@@ -72,7 +72,7 @@ AI u64 parse_full_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_i
 
 	if (*l3 >> 4 != 4 || size < IP_HLEN)
 		return 0;
-	/* first of all: the verifier follows the options once for each thing that is known by then */
+	/* this comes first: the verifier follows the options once for each combination of values known before */
 	info->unsupported = UNLIKELY(size > IP_HLEN) && parse_full_source_route(l3, end, size, &pk->l4_off);
 	pk->proto = l3[IP4_PROTO];
 	pk->ttl = l3[IP4_TTL];
@@ -133,14 +133,14 @@ AI u64 parse_full_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_i
 		if (size > IP_HLEN + EXTENSIONS_MAX)
 			return 0;
 		if (pk->flags & PKT_LATER)
-			break; /* what follows is the middle of something */
+			break; /* the middle of the payload follows */
 	}
 	pk->proto = next;
 	return size;
 }
 #endif
 
-/* Ports and flags from the L4 header. Returns false if it is not all there. */
+/* Reads ports and flags of the L4 header. Returns false if the header is not complete. */
 AI bool parse_full_l4(lb_ctx *ctx, const u8 *l4, const u8 *end, struct lb_pkt *pk)
 {
 	u64 size = l4_hlen(l4_of(pk->proto));
@@ -190,7 +190,7 @@ AI u32 parse_full(lb_ctx *ctx, struct lb_pkt *pk, struct ip_info *info, u64 at)
 	return 0;
 }
 
-/* An ICMP error behind a plain header: the kernel's own on its way out. */
+/* Is it an ICMP error behind a plain header? The kernel's own errors on egress are. */
 AI bool parse_full_icmp_error(const u8 *l3, const u8 *end)
 {
 	if (l3 + IP_HLEN + 1 > end || l3[IP_PROTO] != PROTO_ICMP_FAMILY)
@@ -214,7 +214,7 @@ AI int parse_full_main(lb_ctx *ctx)
 		ctx_forget_hand_over(ctx);
 	pk = &s->pk;
 	pk->l3_off = parse_full_l2(ctx, CTX_DATA(ctx), CTX_END(ctx));
-	FENCE(pk); /* all is loaded again: else the verifier follows the rest once for each number of tags */
+	FENCE(pk); /* load all values again, or the verifier follows the rest once for each number of tags */
 	at = pk->l3_off;
 	data = CTX_DATA(ctx);
 	end = CTX_END(ctx);

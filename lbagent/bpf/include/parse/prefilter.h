@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains what is asked before anything else: may an address of the packet be one of a service, and is the frame for the
- * MAC address of its device? The prefilter is lossy: a clear bit is certain, a set bit proves nothing.
+ * This file contains the first checks of a frame: may an address of the packet belong to a service, and is the frame for the MAC
+ * address of its device? The prefilter is lossy: a clear bit is certain, a set bit proves nothing.
  */
 #pragma once
 #include "maps.h"
@@ -46,7 +46,7 @@ AI bool prefilter_src(const lb_addr *a)
 	return prefilter_src_at(prefilter_position(a));
 }
 
-/* The same of an untagged IPv6 frame, whose header is there, for the entry point of either family. */
+/* The same for an untagged IPv6 frame with a complete header, for the entry points of both families. */
 AI u64 prefilter_dst6(const u8 *data)
 {
 	const u8 *dst = data + ETH_HLEN + IP6_DADDR;
@@ -61,7 +61,8 @@ AI bool prefilter_src6(const u8 *data)
 	return prefilter_src_at(prefilter_position6(*(u64 *)src, *(u64 *)(src + 8)));
 }
 
-/* Is there a local backend of UDP at the address with this position? Asked of CONCERN_DIRECT only; the bit is its neighbour's as a source. */
+/* Is there a local UDP backend at the address with this position? Only for CONCERN_DIRECT; the bit is the source bit of the
+ * neighbouring position. */
 AI bool prefilter_datagrams_at(u64 position)
 {
 	return prefilter_src_at(position ^ 1);
@@ -69,21 +70,22 @@ AI bool prefilter_datagrams_at(u64 position)
 
 #define DIRECT_MARK_SPARE 2 /* ticks that a mark outlives its flow */
 
-/* Until when (tick of whole_ticks(), 32 bits) packets from a client port to a local backend are looked at, because a direct connection of
- * that port is a flow (direct.h). 0: there is none. Ports share marks. */
+/* The tick of whole_ticks() (32 bits) until which packets from a client port to a local backend are inspected, because a direct
+ * connection of that port is a flow (direct.h). 0: no such connection. Ports share marks. */
 AI u32 *direct_mark(u16 client_port)
 {
 	return (u32 *)((u8 *)MAPVAL(lb_direct) + (client_port & (DIRECT_MARKS - 1)) * sizeof(u32));
 }
 
-/* Of TCP: a SYN may open a connection that the backend could not tell from a flow's; other segments only where such a one is a flow. */
+/* TCP: a SYN may open a connection that the backend cannot tell from a flow's; other segments matter only where such a connection
+ * is a flow. */
 AI bool direct_segment_is_asked(u8 tcp_flags, u16 client_port)
 {
 	return (tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN || RD32(direct_mark(client_port));
 }
 
-/* Must direct.h see a packet whose destination is of CONCERN_DIRECT? `l4`: where its L4 header is if `plain`. What is neither TCP nor UDP may
- * be an ICMP error, or have either behind an extension header. */
+/* Must direct.h process a packet with a destination of CONCERN_DIRECT? `l4`: its L4 header if `plain`. Another protocol may be an
+ * ICMP error, or an extension header before TCP or UDP. */
 AI bool direct_is_asked_of(u8 proto, bool plain, const u8 *l4, const u8 *end, u64 position)
 {
 	if (proto == PROTO_TCP)
@@ -91,7 +93,7 @@ AI bool direct_is_asked_of(u8 proto, bool plain, const u8 *l4, const u8 *end, u6
 	return proto != PROTO_UDP || prefilter_datagrams_at(position);
 }
 
-/* The same of a packet of either family, of whose header all is there; `flags`: PKT_EGRESS. */
+/* The same for a packet of either family with a complete header; `flags`: PKT_EGRESS. */
 AI bool direct_is_asked4(lb_ctx *ctx, const u8 *l3, const u8 *end, u16 flags)
 {
 	bool plain = *l3 == IP4_VERSION_HLEN && !(*(u16 *)(l3 + IP4_FRAGMENT) & (IP4_MORE_FRAGMENTS | IP4_FRAGMENT_OFFSET));
@@ -114,7 +116,8 @@ AI bool direct_is_asked6(lb_ctx *ctx, const u8 *l3, const u8 *end, u16 flags)
 #define direct_is_asked direct_is_asked6
 #endif
 
-/* May a packet of no service be one for direct.h? Where addresses meet in the prefilter, CONCERN_DIRECT is not to be seen. */
+/* May a packet that belongs to no service be one for direct.h? Addresses that share a position of the prefilter hide
+ * CONCERN_DIRECT. */
 AI bool direct_is_possible(lb_ctx *ctx, const struct lb_pkt *pk)
 {
 	if (!ctx_comes_first(ctx, pk->flags & PKT_EGRESS) || !prefilter_src(&pk->daddr))
@@ -144,7 +147,7 @@ AI u64 *device_find(u64 ifindex)
 	return 0;
 }
 
-/* Returns PKT_INTERNAL for a device that pods send by, else 0. */
+/* Returns PKT_INTERNAL for a device from which pods send, else 0. */
 AI u16 device_scope(u64 ifindex)
 {
 	u64 *device = device_find(ifindex);
@@ -152,8 +155,8 @@ AI u16 device_scope(u64 ifindex)
 	return device && DEVICE_FLAGS(device) & DEVICE_POD ? PKT_INTERNAL : 0;
 }
 
-/* Was a packet that leaves translated by the pod device's hook already? A direct connection's that is a flow looks like one of another
- * flow of its client port then (direct.h). */
+/* Has the pod device's hook already translated this packet on egress? A packet of a direct connection that is a flow then looks
+ * like one of another flow of its client port (direct.h). */
 AI bool direct_was_translated(lb_ctx *ctx, const struct lb_pkt *pk)
 {
 	u64 device = CTX_CAME_BY(ctx, pk->flags & PKT_EGRESS);
@@ -166,7 +169,7 @@ AI bool device_has_mac(u64 *d, u64 ifindex, const u8 *mac)
 	return RD64(d) == (ifindex | (u64)*(u32 *)mac << 32) && (u16)RD64(d + 1) == *(u16 *)(mac + 4);
 }
 
-/* Is the frame for this device's MAC address? Of a device without a record any frame is, unless it is for a group. */
+/* Is the frame for this device's MAC address? Without a record of the device, every frame is that has no group address. */
 AI bool frame_is_for_device(u64 ifindex, const u8 *data)
 {
 	u64 *d = device_at(ifindex);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program CALL_ANNOUNCE: who has an address that this node announces is told by the program, not by the kernel, which
- * does not have it. An ARP request (RFC 826, RFC 5227) or a neighbor solicitation (RFC 4861) becomes its own answer and goes back.
+ * This file contains the program CALL_ANNOUNCE: it answers for the announced addresses of this node, which the kernel does not
+ * have. An ARP request (RFC 826, RFC 5227) or a neighbor solicitation (RFC 4861) becomes its own answer and goes back.
  *
- * lb_vip says by which device which address is announced, with which MAC address, and until when: an agent that is gone announces nothing for
- * long. Whatever else comes here passes, also what another node says of the address: the agent hears it.
+ * lb_vip holds the announced addresses of each device, with the MAC address and the end of the entry: the entries of a stopped
+ * agent expire soon. Any other frame passes, also another node's message about the address: the agent receives it.
  */
 #pragma once
 #include "answer_write.h"
@@ -14,7 +14,8 @@
 
 #define ANNOUNCE_PULL (ETH_HLEN + IP_HLEN + 128) /* bytes: what tc makes linear */
 
-/* Hands a frame on that may ask for an address, whether it is for the device's MAC address or for a group. Not for frames on their way out. */
+/* Passes on a frame that may request an address, whether it is for the device's MAC address or for a group. Not for outgoing
+ * frames. */
 AI void announce_call(lb_ctx *ctx, const u8 *data)
 {
 	u16 type = *(u16 *)(data + ETH_TYPE);
@@ -25,7 +26,7 @@ AI void announce_call(lb_ctx *ctx, const u8 *data)
 		lb_call(ctx, CALL_ANNOUNCE + 1);
 }
 
-/* The same for a frame of which nothing is known but that the hook need not see it. */
+/* The same for a frame that the hook does not process otherwise, then passes it. */
 AI int announce_or_pass(lb_ctx *ctx, u16 flags)
 {
 	u8 *data = CTX_DATA(ctx);
@@ -41,20 +42,20 @@ AI void mac_copy(u8 *to, const u8 *from)
 		*(u16 *)(to + i) = *(u16 *)(from + i);
 }
 
-/* Is the frame for this device, alone or among others, and from one host? */
+/* Is the frame for this device, by its own or a group address, and from a single host? */
 AI bool announce_may_answer(u64 ifindex, const u8 *data)
 {
 	return !(data[ETH_SMAC] & MAC_GROUP) && (*data & MAC_GROUP || frame_is_for_device(ifindex, data));
 }
 
-/* Returns what is announced by the device under an address, NULL for nothing. */
+/* Returns the entry that the device announces for an address, NULL for none. */
 AI struct lb_vip *announce_find(u64 ifindex, const lb_addr *address)
 {
 	return vip_find(MAPFD(lb_vip), ifindex, address);
 }
 
 #if LB_FAMILY == 4
-/* The frame becomes the answer in its place. An address that asks for itself announces itself: that is no question. */
+/* The frame becomes the answer in place. A request of an address for itself is an announcement, not a request. */
 AI bool announce_answer(lb_ctx *ctx)
 {
 	u8 *data = CTX_DATA(ctx), *arp = data + ETH_HLEN;
@@ -82,17 +83,17 @@ AI bool announce_answer(lb_ctx *ctx)
 	return true;
 }
 #else
-#define SOLICITATION_MAX 128 /* bytes of ICMPv6: more options than these has none */
+#define SOLICITATION_MAX 128 /* bytes of ICMPv6: no solicitation has more options */
 #define ADVERTISEMENT_LEN (ETH_HLEN + IP_HLEN + NEIGHBOR_HLEN + NEIGHBOR_OPTION)
 
-/* What an advertisement is made of; the frame is reshaped meanwhile. */
+/* Values of an advertisement, saved while the frame is reshaped. */
 struct lb_solicitation {
 	lb_addr sender, target;
-	u16 mac[MAC_SIZE / 2];     /* of who asks */
-	u16 own_mac[MAC_SIZE / 2]; /* with which the address is announced */
+	u16 mac[MAC_SIZE / 2];     /* of the requesting host */
+	u16 own_mac[MAC_SIZE / 2]; /* of the announced address */
 };
 
-/* Is it a valid neighbor solicitation (RFC 4861 §7.1.1)? Options are not read, but the checksum covers them. */
+/* Is it a valid neighbor solicitation (RFC 4861 §7.1.1)? Options are not parsed, but the checksum covers them. */
 AI bool solicitation_is_valid(const u8 *l3, const u8 *end, const lb_addr *sender)
 {
 	const u8 *icmp = l3 + IP_HLEN;
@@ -126,7 +127,8 @@ AI bool announce_read(lb_ctx *ctx, struct lb_solicitation *s)
 	return true;
 }
 
-/* A host that has no address yet asks whether another one has its own: all hosts are told (RFC 4861 §7.2.4, RFC 4862 §5.4). */
+/* A host without an address checks whether another host has its address: the advertisement goes to all nodes (RFC 4861 §7.2.4, RFC
+ * 4862 §5.4). */
 AI bool solicitation_is_probe(struct lb_solicitation *s)
 {
 	const u16 all_nodes[MAC_SIZE / 2] = {HTONS(0x3333), 0, HTONS(1)};
@@ -175,13 +177,14 @@ AI bool announce_answer(lb_ctx *ctx)
 }
 #endif
 
-/* Is it a frame that comes here from the entry: ARP, or IPv6 for a group? A solicitation for this device alone comes by icmp.h. */
+/* Is it a frame that comes here from the entry point: ARP, or IPv6 for a group? A solicitation for this device alone comes by
+ * icmp.h. */
 AI bool announce_is_asked(const u8 *data)
 {
 	return *(u16 *)(data + ETH_TYPE) == ETH_ARP || *data & MAC_GROUP;
 }
 
-/* The program CALL_ANNOUNCE. Where XDP cannot send the answer back, tc_after_xdp has the question. */
+/* The program CALL_ANNOUNCE. Where XDP cannot send the answer back, tc_after_xdp gets the request. */
 AI int announce_main(lb_ctx *ctx)
 {
 	u64 len = CTX_LEN(ctx);

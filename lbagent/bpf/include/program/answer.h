@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program's own answers: TCP RST, ICMP port unreachable, too big, time exceeded. All come from the
- * address the packet was for (the frontend's), as if the service itself had spoken, and go back the way the packet came.
+ * This file contains the program's own answers: TCP RST, ICMP port unreachable, too big, time exceeded. Their source is the
+ * packet's destination (the frontend), as if the service itself had answered, and they leave by the device that received the
+ * packet.
  *
- * Input: scratch record with pk (nothing translated), answer = the reason, answer_mtu. At most CFG(reject_rate) answers a
- * second and CPU, rejections and path errors counted apart, so that a flood against a service without backends does not
- * silence PMTU discovery; what is beyond is dropped. Never answered: group addresses, unspecified and loopback sources,
- * later fragments, RST. Callers never ask for an answer to an ICMP message.
+ * Input: scratch record with pk (nothing translated), answer = the reason, answer_mtu. At most CFG(reject_rate) answers per second
+ * and CPU, with separate counts for rejections and path errors, so that a flood against a service without backends does not stop
+ * PMTU discovery; packets beyond the limit are dropped. Never answered: group addresses, unspecified and loopback sources, later
+ * fragments, RST. Callers never request an answer to an ICMP message.
  */
 #pragma once
 #include "answer_write.h"
@@ -31,13 +32,13 @@ AI bool answer_allowed(u64 *bucket)
 	return true;
 }
 
-/* Only one sender's own address can be answered (RFC 1122 §3.2.2, RFC 4443 §2.4 e). */
+/* Only a packet from and to a single host may be answered (RFC 1122 §3.2.2, RFC 4443 §2.4 e). */
 AI bool answerable(const struct lb_pkt *pk)
 {
 	return addr_valid_source(&pk->saddr) && (u8)pk->daddr.w[0] < (LB_FAMILY == 4 ? 224 : 0xff);
 }
 
-/* Read what the packet will no longer show once it is reshaped. False: cannot or must not be answered. */
+/* Read the values that reshaping overwrites. False: cannot or must not be answered. */
 AI bool answer_read(lb_ctx *ctx, const struct lb_pkt *pk, bool rst, struct lb_answer *a)
 {
 	u8 *data = CTX_DATA(ctx), *end = CTX_END(ctx), *l4 = data + L4_OFF(pk);
@@ -69,8 +70,8 @@ AI bool answer_read(lb_ctx *ctx, const struct lb_pkt *pk, bool rst, struct lb_an
 	return true;
 }
 
-/* The answer program: the packet becomes the answer s->answer asks for and goes back, or is dropped. Where XDP cannot send it back,
- * tc_after_xdp decides about the packet once more, and answers. */
+/* The answer program: the packet becomes the answer of s->answer and goes back, or is dropped. Where XDP cannot send it back,
+ * tc_after_xdp processes the packet again, and answers. */
 AI int answer_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program CALL_DIRECT: a packet that a client sends to a local backend itself. It passes untouched and leaves
- * nothing behind, unless its client port has a flow to this backend through a frontend, from the client's own address: the backend could not
- * tell the two conversations apart.
- *   UDP: the flow makes way and goes on from a SNAT port, as the second one of two frontends does (flow_select.h).
+ * This file contains the program CALL_DIRECT: a packet that a client sends to a local backend's own address. It passes untouched
+ * and creates no state, unless its client port has a flow to this backend through a frontend, from the client's own address: the
+ * backend could not tell the two conversations apart.
+ *   UDP: the flow moves to a SNAT port, as the second one of two frontends does (flow_select.h).
  *   TCP: a living connection cannot change its port, so the direct one gets a SNAT port: it becomes a flow whose frontend is the backend
  *   itself (SERVICE_NONE). Its other packets are known by the mark of their client port (prefilter.h).
  */
 #pragma once
 #include "reply.h"
 
-/* May another device have translated the packet already? Then it is a frontend's request on its way up. */
+/* May another device have translated the packet already? Then it is a request of a frontend on its way up. */
 AI bool direct_is_stacked(lb_ctx *ctx)
 {
 	u64 *device = device_find(CTX_IFINDEX(ctx));
@@ -18,7 +18,7 @@ AI bool direct_is_stacked(lb_ctx *ctx)
 	return device && DEVICE_FLAGS(device) & DEVICE_STACKED;
 }
 
-/* Makes of the packet what would answer it. */
+/* Turns the packet's tuple into that of its answer. */
 AI void direct_turn(struct lb_pkt *pk)
 {
 	lb_addr addr = pk->saddr;
@@ -30,8 +30,8 @@ AI void direct_turn(struct lb_pkt *pk)
 	pk->dport = port;
 }
 
-/* Finds the flow whose reply `pk` would be, and its key. A process of this node has no other address to be asked from: its flow is as
- * good as none. */
+/* Finds the flow whose reply `pk` would be, and its key. A process of this node has no second source address, so its flow is
+ * treated as none. */
 AI bool direct_find(const struct lb_pkt *pk, u64 now, struct ct_key *key, struct ct_flow *f, u64 *hash)
 {
 	struct reply_end end;
@@ -41,11 +41,11 @@ AI bool direct_find(const struct lb_pkt *pk, u64 now, struct ct_key *key, struct
 	reply_end_of(pk, &end);
 	if (LIKELY(!reply_find(pk, &end, now, key, f, &vip, &vip_port)))
 		return false;
-	*hash = ct_key_make(key, &end.client, end.client_port, &vip, vip_port, pk->proto); /* of a spilled flow it was the reply row */
+	*hash = ct_key_make(key, &end.client, end.client_port, &vip, vip_port, pk->proto); /* a spilled flow was found by its reply entry */
 	return !META_IS(PATH_META(path_of(value_backend(f->value))), PATH_HOST);
 }
 
-/* The flow whose reply `pk` would be makes way. */
+/* Moves the flow whose reply `pk` would be to a SNAT port. */
 AI void direct_take_way(const struct lb_pkt *pk, u64 now)
 {
 	struct ct_flow reply = {}, f = {};
@@ -73,12 +73,12 @@ AI u64 direct_collision(struct lb_pkt *pk, u64 now)
 	direct_turn(pk);
 	found = direct_find(pk, now, &key, &f, &hash);
 	direct_turn(pk);
-	/* the answers of a backend on another node could not be told apart where they leave to the pod that asked */
+	/* a backend on another node: its replies could not be told apart where they leave to the client pod */
 	found = found && !META_IS(PATH_META(path_of(value_backend(f.value))), PATH_KEEPS_POD);
 	return found && direct_is_served(f.value) ? f.value : 0;
 }
 
-/* Has packets of this client port looked at for as long as its flow may live. */
+/* Has packets of this client port inspected for as long as its flow may live. */
 AI void direct_set_mark(const struct lb_pkt *pk)
 {
 	u32 *mark = direct_mark(pk->sport), until = whole_ticks() + (is_syn(pk) ? CFG(timeout_new) : CFG(timeout_tcp)) + DIRECT_MARK_SPARE;
@@ -87,7 +87,7 @@ AI void direct_set_mark(const struct lb_pkt *pk)
 		WR32(mark, until);
 }
 
-/* The mark was that of another port, or of a flow that is no more. */
+/* The mark belonged to another port, or to a removed flow. */
 AI void direct_forget_mark(const struct lb_pkt *pk)
 {
 	u32 *mark = direct_mark(pk->sport);
@@ -96,7 +96,7 @@ AI void direct_forget_mark(const struct lb_pkt *pk)
 		WR32(mark, 0);
 }
 
-/* A segment of TCP. Where it is one of a flow, or must become one, the slow path does the rest: the backend is chosen. */
+/* A TCP segment. If it belongs to a flow, or must become one, the slow path does the rest with the selected backend. */
 AI void direct_segment(lb_ctx *ctx, struct lb_scratch *s, u64 now)
 {
 	struct lb_pkt *pk = &s->pk;

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the entry of a frame: prefilter, MAC address, the parser of plain frames, the two frequent cases (a packet of
- * an established flow, a reply to a SNAT port), and the calls of the programs for all other frames.
+ * This file contains the entry of a frame: prefilter, MAC address, the parser of plain frames, the two most frequent cases (a
+ * packet of an established flow, a reply to a SNAT port), and the calls of the programs for all other frames.
  */
 #pragma once
 #include "prefilter.h"
 #include "announce.h"
 #include "fast_path.h"
 
-/* Does the entry of this family ask the prefilter? The IPv4 entry, which every frame meets first, asks for IPv6 as well, but not for
- * frames on their way out. */
+/* Does this family's entry point look up the prefilter? The IPv4 one, which sees every frame first, does so for IPv6, too, except
+ * for outgoing frames. */
 #define ENTRY_PREFILTERS (LB_FAMILY == 4 || HOOK_HAS_EGRESS)
 
-/* Hands a frame to a program that parses it from the start. */
+/* Passes a frame to a program that parses it from the start. */
 AI int entry_call(lb_ctx *ctx, u16 flags, u64 slot)
 {
 	if (HOOK_MARKS_SCOPE) {
@@ -26,7 +26,7 @@ AI int entry_call(lb_ctx *ctx, u16 flags, u64 slot)
 	return LB_PASS;
 }
 
-/* Returns the Ethernet type, 0 of a frame that is too short. */
+/* Returns the Ethernet type, 0 if the frame is too short. */
 AI u16 frame_type(lb_ctx *ctx)
 {
 	u8 *data = CTX_DATA(ctx);
@@ -34,10 +34,10 @@ AI u16 frame_type(lb_ctx *ctx)
 	return data + ETH_HLEN <= CTX_END(ctx) ? *(u16 *)(data + ETH_TYPE) : 0;
 }
 
-/* Goes on with the IPv6 entry point of this program: a jump (bpf/build/join_entries.py). */
+/* Continues with the IPv6 entry point of this program: a jump (bpf/compiler/join_entries.py). */
 static void (*entry6)(void *ctx) = (void *)ENTRY6_CALL;
 
-/* The flags of a frame. What the node itself sends has internal scope as well. */
+/* The flags of a frame. Packets of the node itself have internal scope, too. */
 AI u16 entry_flags(lb_ctx *ctx, u16 flags)
 {
 	if (!HOOK_MARKS_SCOPE || flags & PKT_EGRESS)
@@ -61,7 +61,7 @@ AI int entry_not_plain(lb_ctx *ctx, const u8 *data, const u8 *end, u16 flags)
 	return announce_or_pass(ctx, flags);
 }
 
-/* Hands a plain frame to another program of this family. */
+/* Passes a plain frame to another program of this family. */
 AI int entry_call_plain(lb_ctx *ctx, u64 concern, u16 flags, u64 slot)
 {
 	struct lb_scratch *s = scratch();
@@ -77,8 +77,8 @@ AI int entry_call_plain(lb_ctx *ctx, u64 concern, u16 flags, u64 slot)
 	return LB_DROP;
 }
 
-/* A plain frame towards a VIP or SNAT address, or from a local backend. Returns TO_SLOW_PATH or TO_REPLY if the program in that slot
- * must see it. */
+/* A plain frame to a VIP or SNAT address, or from a local backend. Returns TO_SLOW_PATH or TO_REPLY if the program in that slot
+ * must process it. */
 #define TO_REPLY (-2)
 
 AI int entry_established(lb_ctx *ctx, struct fast_path *q, u64 concern)
@@ -94,11 +94,11 @@ AI int entry_established(lb_ctx *ctx, struct fast_path *q, u64 concern)
 		if (concern == CONCERN_SOURCE)
 			return TO_REPLY;
 		PKT_REPARSE(q->data, &pk);
-		if ((!ENTRY_PREFILTERS || is_snat_port(pk.dport)) && LIKELY(snat_find(&pk, &view))) { /* without the prefilter only SNAT ports come here */
+		if ((!ENTRY_PREFILTERS || is_snat_port(pk.dport)) && LIKELY(snat_find(&pk, &view))) { /* without the prefilter only SNAT ports reach this */
 			rc = fast_path_reply(ctx, q, &view);
 			return LIKELY(rc >= 0) ? rc : TO_REPLY;
 		}
-		if (FURTHER_SOURCES) { /* the reply is written once more: joined, the two ways would cost the first one some moves */
+		if (FURTHER_SOURCES) { /* the reply is written a second time here: a shared path would cost the first one some moves */
 			PKT_REPARSE(q->data, &pk);
 			if ((!ENTRY_PREFILTERS || is_snat_port(pk.dport)) && snat_find_further(&pk, &view)) {
 				rc = fast_path_reply(ctx, q, &view);
@@ -115,8 +115,8 @@ AI int entry_established(lb_ctx *ctx, struct fast_path *q, u64 concern)
 	return TO_SLOW_PATH;
 }
 
-/* Neither address is one of a service. An ICMP error on its way out may still be about one: the node's own, about a packet for a local
- * backend. */
+/* Neither address belongs to a service. An outgoing ICMP error may still concern one: the node's own error about a packet to a
+ * local backend. */
 AI int entry_not_service(lb_ctx *ctx, const u8 *data, u16 flags)
 {
 	if (flags & PKT_EGRESS && UNLIKELY(data[ETH_HLEN + IP_PROTO] == PROTO_ICMP_FAMILY))
@@ -124,7 +124,7 @@ AI int entry_not_service(lb_ctx *ctx, const u8 *data, u16 flags)
 	return LB_PASS;
 }
 
-/* Asks the prefilter for an IPv6 frame that comes in. Returns IS_CONCERN or a verdict. */
+/* Looks up the prefilter for an incoming IPv6 frame. Returns IS_CONCERN or a verdict. */
 #define IS_CONCERN (-1)
 
 AI int entry_prefilter6(lb_ctx *ctx, const u8 *data, const u8 *end)
@@ -140,7 +140,8 @@ AI int entry_prefilter6(lb_ctx *ctx, const u8 *data, const u8 *end)
 	return prefilter_src6(data) ? IS_CONCERN : LB_PASS;
 }
 
-/* Is it for direct.h? Where the IPv4 entry asks for IPv6, it has handed on what is: the rest has come for its source. */
+/* Is it for direct.h? Where the IPv4 entry point checks IPv6, it has already passed those frames on: the others matched by their
+ * source. */
 AI bool entry_is_direct(lb_ctx *ctx, u64 concern, const u8 *l3, const u8 *end, u16 flags)
 {
 	return ENTRY_PREFILTERS && UNLIKELY(concern) && direct_is_asked(ctx, l3, end, flags);
@@ -167,7 +168,7 @@ AI int entry(lb_ctx *ctx, u16 flags)
 			return entry_not_plain(ctx, q.data, end, flags);
 		if (HOOK_CHECKS_MAC && ANNOUNCES && UNLIKELY(*q.data & MAC_GROUP))
 			return announce_or_pass(ctx, flags);
-		if (!(flags & PKT_EGRESS)) { /* a frame on its way out may be the node's own ICMP error */
+		if (!(flags & PKT_EGRESS)) { /* an outgoing frame may be the node's own ICMP error */
 			rc = entry_prefilter6(ctx, q.data, end);
 			if (rc != IS_CONCERN)
 				return rc;
@@ -177,7 +178,7 @@ AI int entry(lb_ctx *ctx, u16 flags)
 	}
 #endif
 	addrs_load(q.data, &pk);
-	concern = CONCERN_VIP; /* the IPv4 entry has asked; whether it was the SNAT address matters only for a SNAT port */
+	concern = CONCERN_VIP; /* the IPv4 entry point has checked it; whether it was the SNAT address matters only for a SNAT port */
 	if (ENTRY_PREFILTERS || is_snat_port(*(u16 *)(q.data + ETH_HLEN + IP_HLEN + L4_DPORT)))
 		concern = prefilter_dst(&pk.daddr);
 	if (LIKELY(!(concern & CONCERN_VIP))) {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the frequent cases: a packet of a flow that is in the table, or a reply to a SNAT port, with its backend
- * alive, its next hop known and no limit (TTL, MTU) exceeded. In any other case a function returns TO_SLOW_PATH with the packet untouched.
+ * This file contains the most frequent cases: a packet of a flow in the table, or a reply to a SNAT port, with a live backend, a
+ * known next hop and no limit (TTL, MTU) exceeded. In any other case a function returns TO_SLOW_PATH with the packet untouched.
  */
 #pragma once
 #include "ct_find.h"
 #include "ct_refresh.h"
-#include "snat_find.h"
+#include "snat.h"
 #include "prefilter.h"
 #include "fwd.h"
 
@@ -17,7 +17,7 @@ AI void count_flow_in(u8 *row, u64 service, u64 index, u64 bytes)
 {
 	u8 *backends = row + METRIC_BACKEND * sizeof(struct lb_counter) + index * sizeof(struct lb_counter);
 
-	OPAQUE(backends); /* or each field gets an offset too long for an instruction */
+	OPAQUE(backends); /* or each field gets an offset that exceeds an instruction */
 	count_in(row, METRIC_SERVICE + service, bytes);
 	count_in(backends, 0, bytes);
 }
@@ -40,23 +40,23 @@ AI void flow_tuple(const struct lb_pkt *pk, const lb_path *path, u64 meta, u64 v
 	}
 }
 
-/* Does the stack of this node get the packet? With SNAT even a local backend is reached by its device: the stack would not take a
- * packet that comes in with the node's own address as its source. What the path record says by now does not matter: a flow keeps the
- * mode it was made with, and the stack routes a packet to wherever its backend is. */
-AI bool forward_stays_here(u64 forward)
+/* Is the packet delivered to this node's stack? With SNAT, the packet leaves by a device even for a local backend: the stack
+ * rejects a received packet whose source is the node's own address. The current path record does not matter: a flow keeps its mode,
+ * and the stack routes a packet to its backend wherever that is. */
+AI bool forward_is_local(u64 forward)
 {
 	return forward == FORWARD_LOCAL;
 }
 
 AI bool flow_stays_here(u64 value)
 {
-	return forward_stays_here(value_forward(value));
+	return forward_is_local(value_forward(value));
 }
 
 #if LB_FAMILY == 6
-/* What the L4 checksum changes by is the same for each packet of a flow. IPv6 addresses are long to add up, so the entry's last
- * word keeps the sum (16 bits) under a mark (48 bits) of all it depends on: the incarnation of the entry, backend and port (the
- * value word without its state), and the address it is sent from. Another mark: added up again. */
+/* The change of the L4 checksum is the same for each packet of a flow. Adding up IPv6 addresses is slow, so the entry's last word
+ * keeps the sum (16 bits) with a mark (48 bits) of all its inputs: the incarnation of the entry, backend and port (the value word
+ * without its state), and the address it is sent from. If the mark differs, the sum is computed again. */
 AI u64 fast_path_csum(const struct ct_flow *f, const u8 *data, const lb_path *path, const bool snat)
 {
 	u64 kept = ct_flow_csum(f), mark, sum;
@@ -81,7 +81,8 @@ AI u64 fast_path_csum(const struct ct_flow *f, const u8 *data, const lb_path *pa
 }
 #endif
 
-/* Writes a plain packet of an established flow. `snat`, a constant: it is sent from SNAT port `port` (else the client's source stays). */
+/* Writes a plain packet of an established flow. `snat`, a constant: it is sent from SNAT port `port` (else with the client's
+ * source). */
 AI int fast_path_write(lb_ctx *ctx, u8 *data, const lb_path *path, const bool snat, u64 port, const struct ct_flow *f)
 {
 	struct lb_tuple to;
@@ -117,11 +118,11 @@ AI int fast_path_write_reply(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, con
 	return nat_write_plain(ctx, data, pk, to, 1, diff, diff + nat_ports(pk, to));
 }
 
-/* What stays with a packet on the fast path. Clock and CPU are asked for once, at the start: a helper call spills every register that
- * is in use to the stack. */
+/* Values that accompany a packet on the fast path. Clock and CPU are read once, at the start: a helper call spills every register
+ * in use to the stack. */
 struct fast_path {
 	u8 *data;
-	u64 len, ifindex, now; /* of the frame; it came in by; ticks */
+	u64 len, ifindex, now; /* frame length; receiving device; ticks */
 	u8 *row;               /* counters of this CPU */
 	u16 flags;             /* PKT_*, of the hook */
 };
@@ -129,7 +130,7 @@ struct fast_path {
 AI void fast_path_begin(struct fast_path *q)
 {
 	q->row = counters();
-	OPAQUE(q->row); /* or the compiler moves the call to where it is used, when more registers are in use */
+	OPAQUE(q->row); /* or the compiler moves the call to its use, when more registers are live */
 	q->now = now_ticks_in(q->row);
 	OPAQUE(q->now);
 }
@@ -177,7 +178,7 @@ AI int fast_path_request(lb_ctx *ctx, struct fast_path *q, struct ct_flow *f, bo
 	return value_forward(v) == FORWARD_LOCAL ? fast_path_local(ctx, q, path, f, index) : TO_SLOW_PATH;
 }
 
-/* Loads what the service's clients see. Returns false if the service has gone. */
+/* Loads the service's frontend address. Returns false if the service is removed. */
 AI bool service_frontend(u64 service, lb_addr *vip, u16 *vip_port)
 {
 	u64 id = (u32)service;
@@ -197,10 +198,10 @@ AI bool is_snat_port(u16 port)
 	return host >= CFG(snat_port_min) && host <= CFG(snat_port_max);
 }
 
-/* A constant for the verifier: without --strict-source the code under it is not there. */
+/* A constant for the verifier, which removes the code under it without --strict-source. */
 #define STRICT_SOURCE (CFG(flags) & CONFIG_STRICT_SOURCE)
 
-/* Did a reply come in by the device of its backend's next hop? */
+/* Was a reply received by the device of its backend's next hop? */
 AI bool reply_is_by_nexthop(const struct snat_view *view, u64 device)
 {
 	struct nexthop nh;
@@ -209,7 +210,8 @@ AI bool reply_is_by_nexthop(const struct snat_view *view, u64 device)
 	return (nh.rest >> 32 & (NEXTHOP_NO_XDP - 1)) == device;
 }
 
-/* A reply to one of our SNAT ports. Stamped every 8 ticks, if its flow is established, and learned from in the slow path. */
+/* A reply to a SNAT port of this node. The fast path stamps the slot every 8 ticks if the flow is established; the slow path learns
+ * the next hop. */
 AI int fast_path_reply(lb_ctx *ctx, struct fast_path *q, const struct snat_view *view)
 {
 	struct lb_tuple to;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program at CALL_FLOW_CREATE: the flow of a packet whose backend is chosen gets its SNAT port and its entry,
- * then the packet goes its way. One retry when another CPU was faster, then the packet is dropped.
+ * This file contains the program at CALL_FLOW_CREATE: the flow of a packet whose backend is chosen gets its SNAT port and its
+ * entry, then the packet is sent. If another CPU was faster, there is one retry, then the packet is dropped.
  */
 #pragma once
 #include "slow_path.h"
 #include "ct_insert.h"
 
 #define FLOW_CREATE_TRIES 2
-#define CT_FOUND 5 /* another CPU made this very flow */
-#define RECLAIM_IN_VAIN 0xff /* in reclaim_flows: the port that was found could not be taken */
+#define CT_FOUND 5 /* another CPU created the same flow */
+#define RECLAIM_IN_VAIN 0xff /* in reclaim_flows: the reclaimed port could not be taken */
 
-/* Loads what the holder of a SNAT port was asked for as. Its frontend may be the backend itself. Returns false if that has gone. */
+/* Loads the destination that the holder of a SNAT port used. It may be the backend itself. Returns false if it is removed. */
 AI bool view_frontend(const struct snat_view *view, lb_addr *vip, u16 *vip_port)
 {
 	lb_path *path = path_of(snat_view_backend(view));
@@ -23,7 +23,8 @@ AI bool view_frontend(const struct snat_view *view, lb_addr *vip, u16 *vip_port)
 	return true;
 }
 
-/* Another CPU's flow stands: its SNAT port holds, ours goes back. When both took the same slot, it has the generation of the flow that came last. */
+/* The other CPU's flow stays: its SNAT port is kept, ours is released. If both took the same slot, it has the generation of the
+ * later flow. */
 AI void flow_create_yield(struct ct_flow *f, const struct ct_key *key, u64 value)
 {
 	if (!value_is_snat(value))
@@ -34,7 +35,7 @@ AI void flow_create_yield(struct ct_flow *f, const struct ct_key *key, u64 value
 		ct_release_snat(value, key);
 }
 
-/* A spilled flow has another backend: its replies come from there. */
+/* A spilled flow has another backend, which sends its replies. */
 AI void flow_create_move_replies(const struct ct_flow *f, const struct ct_key *key, const struct ct_key *reply, const struct lb_scratch *s,
 				 u64 value, u64 now)
 {
@@ -44,7 +45,7 @@ AI void flow_create_move_replies(const struct ct_flow *f, const struct ct_key *k
 	ct_spill_reply(reply, value, s->service, now);
 }
 
-/* No SNAT port can be had. What is for no frontend goes on as it came. */
+/* No SNAT port is available. A packet for no frontend passes unchanged. */
 AI int flow_create_without_port(lb_ctx *ctx, const struct lb_scratch *s)
 {
 	if (s->service == SERVICE_NONE && s->choice == CHOICE_NEW)
@@ -86,7 +87,7 @@ AI u32 flow_create_reason(const struct lb_scratch *s, u64 rc)
 	return s->choice == CHOICE_RESELECT ? REASON_FWD_RESELECTED : REASON_FWD_NEW;
 }
 
-/* A RST without a flow makes none: it goes to the backend that its flow would have, from a port that is free again at once. */
+/* A RST without a flow creates none: it is sent to the backend that its flow would have, from a port that is released at once. */
 AI bool flow_create_is_stray(const struct lb_pkt *pk)
 {
 	return pk->tcp_flags & TCP_RST;
@@ -106,9 +107,9 @@ AI int flow_create_main(lb_ctx *ctx)
 		return LB_DROP;
 	path = path_of(s->backend);
 	meta = PATH_META(path);
-	limit = slow_path_limits(ctx, s, meta, forward_stays_here(s->forward));
+	limit = slow_path_limits(ctx, s, meta, forward_is_local(s->forward));
 	if (limit == CONTINUE)
-		limit = slow_path_way(ctx, s, path, meta, s->forward);
+		limit = slow_path_resolve_egress(ctx, s, path, meta, s->forward);
 	if (limit != CONTINUE)
 		return limit;
 	ct_key_make(&key, &s->pk.saddr, s->pk.sport, &s->pk.daddr, s->pk.dport, s->pk.proto);
@@ -121,7 +122,7 @@ AI int flow_create_main(lb_ctx *ctx)
 		u64 port;
 
 		s->snat_held = s->snat_port;
-		if (!s->snat_port && !is_syn(&s->pk)) /* in the middle of a connection its backend knows it by its port */
+		if (!s->snat_port && !is_syn(&s->pk)) /* in the middle of a connection: its backend identifies it by its port */
 			s->snat_held = snat_held(s->hash, &key, s->backend, s->service);
 		port = snat_take(s->hash, s->snat_held, &key, s->backend, s->service, now);
 
@@ -134,23 +135,23 @@ AI int flow_create_main(lb_ctx *ctx)
 		value = value_with_snat(value, port);
 		RACE_POINT(SNAT_TAKEN);
 	}
-	FORGET(value, s->hash); /* with a port, without one, TCP's middle: what comes after is the same for all */
+	FORGET(value, s->hash); /* with a port, without one, TCP's middle: the code after this is the same for all */
 	f.value = value;
 	if (UNLIKELY(flow_create_is_stray(&s->pk)))
 		ct_release_snat(value, &key);
 	else
 		rc = flow_create(s, &key, &reply, value, now, &f);
 	if (rc == CT_RETRY || rc == CT_FULL) {
-		if (rc == CT_FULL) /* else it comes back by itself: the first lease is short */
+		if (rc == CT_FULL) /* else it expires soon: the first lease is short */
 			ct_release_snat(value, &key);
 		return verdict(ctx, REASON_DROP_RACE, LB_DROP);
 	}
-	if (rc == CT_FOUND) { /* its backend may be another one: begin anew */
+	if (rc == CT_FOUND) { /* its backend may differ: start again */
 		flow_create_yield(&f, &key, value);
 		lb_call(ctx, FAMILY_CALL(CALL_SLOW_PATH));
 		return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 	}
-	/* the same port again is not the old one: that was lost, and two bits of a generation do not always tell them apart */
+	/* the same port number is a new lease: the old one was lost, and two bits of a generation do not always tell them apart */
 	if (rc == CT_OK && s->choice == CHOICE_RESELECT && !value_shares_slot(s->old_value, value))
 		ct_release_snat(s->old_value, &key);
 	return slow_path_send(ctx, s, f.value, s->service, flow_create_reason(s, rc));

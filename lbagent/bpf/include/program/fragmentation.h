@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program CALL_FRAGMENT: a translated IPv4 datagram that is larger than its way and has no DF leaves in fragments
- * (RFC 791 §3.2; an IPv6 router makes none, RFC 8200 §5). The stack cannot make them: it takes no packet from outside whose source is
- * an address of the node, which a request has by then, and the replies of a NodePort. fragment_can() is asked before anything is
- * translated; a datagram that cannot be cut is answered as if it had DF, which senders heed that never set it.
+ * This file contains the program CALL_FRAGMENT: a translated IPv4 datagram that exceeds the MTU of its path and has no DF leaves in
+ * fragments (RFC 791 §3.2; an IPv6 router makes none, RFC 8200 §5). The stack cannot make them: it rejects a received packet whose
+ * source is an address of the node, as in a translated request and in the reply of a NodePort. fragment_can() is called before
+ * anything is translated; a datagram that cannot be cut is answered as if it had DF, which also senders obey that never set it.
  *
- * Input: scratch record with pk, out_macs and out_rest (the way out), answer_mtu; the frame is translated, its MAC addresses are not written. What follows
- * the first fragment waits in lb_datagram while the frame itself becomes one fragment after the other.
+ * Input: scratch record with pk, out_macs and out_rest (the way out), answer_mtu; the frame is translated, its MAC addresses are
+ * not written. lb_datagram holds the data after the first fragment while the frame itself becomes one fragment after the other.
  */
 #pragma once
 #include "fwd.h"
 
 #define FRAGMENTS (HOOK_SENDS_COPIES && LB_FAMILY == 4)
 #define FRAGMENT_MIN_MTU 68    /* bytes (RFC 791 §3.2) */
-#define FRAGMENT_REST 0x2000   /* most bytes behind the first fragment; a power of two */
-#define FRAGMENT_MORE 16       /* most fragments behind the first one */
-#define FRAGMENT_BYTES(mtu) (((mtu) - IP_HLEN) & 0xfff8) /* data of a fragment but the last */
+#define FRAGMENT_REST 0x2000   /* maximum of bytes after the first fragment; a power of two */
+#define FRAGMENT_MORE 16       /* maximum of fragments after the first one */
+#define FRAGMENT_BYTES(mtu) (((mtu) - IP_HLEN) & 0xfff8) /* data of each fragment except the last */
 
 _Static_assert(2 * FRAGMENT_REST <= DATAGRAM_SIZE, "an offset and a length, each below FRAGMENT_REST, stay in lb_datagram");
 
-/* Must the device still complete the L4 checksum of a whole datagram? A fragment's cannot be completed. */
+/* Must the device still complete the L4 checksum of a whole datagram? It cannot do so for a fragment. */
 AI bool fragment_csum_is_open(lb_ctx *ctx, const struct lb_pkt *pk)
 {
 	u64 at = L4_OFF(pk) + l4_csum_at(l4_of(pk->proto));
@@ -44,7 +44,7 @@ AI bool fragment_can(lb_ctx *ctx, const struct lb_pkt *pk, u64 mtu)
 	return pk->flags & PKT_FRAGMENT || !fragment_csum_is_open(ctx, pk);
 }
 
-/* Sends a translated frame for which fragment_can() said yes. */
+/* Sends a translated frame for which fragment_can() returned true. */
 AI int out_fragments(lb_ctx *ctx, const struct nexthop *nh, u64 mtu)
 {
 	struct lb_scratch *s = scratch();
@@ -58,7 +58,7 @@ AI int out_fragments(lb_ctx *ctx, const struct nexthop *nh, u64 mtu)
 	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 }
 
-/* What of an IPv4 header differs between fragments, as it lies there. */
+/* The fields of an IPv4 header that differ between fragments, in their order. */
 struct fragment_head {
 	__be16 length, id, offset;
 	u8 ttl, proto;
@@ -79,7 +79,7 @@ AI int fragment_cut(lb_ctx *ctx, u64 l3, u64 bytes, u64 offset)
 	return ctx_store(ctx, l3 + IP4_LEN, &head, sizeof(head));
 }
 
-/* Fragment offset and flags of the frame, host order. */
+/* Returns fragment offset and flags of the frame, host order. */
 AI u64 fragment_offset(lb_ctx *ctx, u64 l3)
 {
 	u16 word = 0;
@@ -93,21 +93,21 @@ AI int fragment_first(lb_ctx *ctx, const struct nexthop *nh, u64 l3, u64 piece, 
 {
 	if (out_macs(ctx, nh) || fragment_cut(ctx, l3, piece, offset | NTOHS(IP4_MORE_FRAGMENTS)))
 		return -1;
-	ctx_send_copy(ctx, NEXTHOP_IFINDEX(nh)); /* a full device loses fragments as it loses other packets */
+	ctx_send_copy(ctx, NEXTHOP_IFINDEX(nh)); /* a full device drops fragments like other packets */
 	return 0;
 }
 
-/* What is left to be sent. It lies in a map, behind the scratch record: the verifier knows nothing of a value read back from there, so it
+/* The rest to be sent. It is in a map, behind the scratch record: a value read back from there is unknown to the verifier, so it
  * does not verify the loop once for each number of fragments. */
 struct fragments {
 	u64 at, left; /* in lb_datagram, bytes */
-	u64 offset;   /* of the fragment before, units of 8 bytes, with its flags */
+	u64 offset;   /* of the previous fragment, units of 8 bytes, with its flags */
 };
 
 _Static_assert(sizeof(struct lb_scratch) + sizeof(struct fragments) <= SCRATCH_SIZE, "what is left fits behind the scratch record");
 #define FRAGMENTS_OF(s) ((volatile struct fragments *)((s) + 1))
 
-/* Sends what is left of the datagram, which lies at `rest`. */
+/* Sends the rest of the datagram, which is at `rest`. */
 AI int fragment_rest(lb_ctx *ctx, struct lb_scratch *s, const struct nexthop *nh, u8 *rest, u64 l3, u64 piece)
 {
 	volatile struct fragments *f = FRAGMENTS_OF(s);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the translation of ICMP errors about translated flows. The receiver reads about the packet it sent:
- * quoted addresses, ports and checksums become its own, as far as they are quoted. The outer source becomes the VIP where the
- * backend itself sent the error, else it stays. Three directions, told apart by what the quoted packet is:
- *   a request as a remote backend got it (from a SNAT port) -> to the client;
- *   a reply as the client got it (from the VIP)             -> to the backend: PMTU discovery of downloads;
+ * This file contains the translation of ICMP errors about translated flows. The receiver must recognise its own packet: the quoted
+ * addresses, ports and checksums, where present, become those that it sent. The outer source becomes the VIP if the backend itself
+ * sent the error, else it stays. The quoted packet decides between three directions:
+ *   a request as a remote backend received it (from a SNAT port) -> to the client;
+ *   a reply as the client received it (from the VIP)             -> to the backend: PMTU discovery of downloads;
  *   a request that kept its client's address                -> stays on its way to the client.
  * Any other error passes untouched. An error is never answered and never keeps a flow alive.
  */
@@ -14,7 +14,7 @@
 #include "icmp_quote.h"
 #include "reply.h"
 
-/* Sends a rewritten error by the next hop `index`. */
+/* Sends a rewritten error to the next hop `index`. */
 AI int icmp_forward(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q, const struct lb_tuple *outer,
 		    const struct lb_tuple *quoted, u64 index)
 {
@@ -34,7 +34,7 @@ AI int icmp_forward(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote 
 	return out_go(ctx, pk, out, &nh);
 }
 
-/* About a request that went to a remote backend from the SNAT port of `view`. */
+/* Quotes a request to a remote backend from the SNAT port of `view`. */
 AI int icmp_to_client(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q, const struct snat_view *view)
 {
 	struct lb_tuple outer, quoted;
@@ -48,7 +48,7 @@ AI int icmp_to_client(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quot
 	return icmp_forward(ctx, pk, q, &outer, &quoted, snat_view_nexthop(view));
 }
 
-/* About a reply the client's side got from the VIP: for the backend of the flow with this value word. */
+/* Quotes a reply that the client received from the VIP: for the backend of the flow with this value word. */
 AI int icmp_to_backend(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q, u64 value)
 {
 	lb_path *path = path_of(value_backend(value));
@@ -70,7 +70,7 @@ AI int icmp_to_backend(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quo
 	return icmp_write(ctx, pk, q, &outer, &quoted, 0) ? LB_DROP : LB_PASS;
 }
 
-/* About a request that a backend got from the client's own address. */
+/* Quotes a request that a backend received from the client's own address. */
 AI int icmp_of_local(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q, const lb_addr *vip, u16 vip_port)
 {
 	struct lb_tuple outer, quoted;
@@ -85,13 +85,14 @@ AI int icmp_of_local(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote
 	return icmp_write(ctx, pk, q, &outer, &quoted, 0) ? LB_DROP : LB_PASS;
 }
 
-/* An error about a request that kept its client's address may come from any router on the way, but that of the backend itself only from where it lives. */
+/* An error about a request with its client's address may come from any router on the path, but one of the backend itself only from
+ * where the backend is. */
 AI bool icmp_is_believed(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q, u64 meta)
 {
 	return !addr_eq(&pk->saddr, &q->pk.saddr) || reply_is_from_home(ctx, pk, meta);
 }
 
-/* About a packet of no flow here. A connection of an announced address may be known to the node that led before: that one is told. */
+/* Quotes a packet of no flow here. The previous leader may have a connection of an announced address: it gets the error. */
 AI int icmp_of_no_flow(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q)
 {
 	struct lb_vip *vip = q->pk.proto == PROTO_TCP ? former_leader_find(ctx, pk) : 0;
@@ -102,7 +103,7 @@ AI int icmp_of_no_flow(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quo
 
 	if (!vip)
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
-	rc = former_leader_way(ctx, pk, vip, &nh);
+	rc = former_leader_resolve_egress(ctx, pk, vip, &nh);
 	if (rc != CONTINUE)
 		return rc;
 	tuple_of(pk, &same);
@@ -129,7 +130,7 @@ AI int icmp_main(lb_ctx *ctx)
 		return LB_PASS;
 	q = QUOTE_OF(s);
 	ctx_linearize(ctx, QUOTE_PULL);
-	/* an error goes to the sender of the quoted packet; one that does not is forged or another node's */
+	/* an error goes to the sender of the quoted packet; any other is forged or another node's */
 	if (!quote_read(ctx, &s->pk, q) || !addr_eq(&s->pk.daddr, &q->pk.daddr)) {
 		if (LB_FAMILY == 6 && ANNOUNCES && s->pk.ttl == NEIGHBOR_HOPS && !(s->pk.flags & (PKT_EGRESS | PKT_TAGGED)))
 			lb_call(ctx, CALL_ANNOUNCE + 1);
@@ -138,7 +139,7 @@ AI int icmp_main(lb_ctx *ctx)
 	if (is_snat_port(q->pk.dport) && snat_find_slow(&q->pk, &view))
 		return icmp_to_client(ctx, &s->pk, q, &view);
 	hash = ct_key_make(&key, &q->pk.saddr, q->pk.sport, &q->pk.daddr, q->pk.dport, q->pk.proto);
-	if (ct_find_slow(hash, &key, now, &flow) && !ct_flow_lost_snat(&flow, &key)) /* else it would tell another flow's backend */
+	if (ct_find_slow(hash, &key, now, &flow) && !ct_flow_lost_snat(&flow, &key)) /* else the error would reach another flow's backend */
 		return icmp_to_backend(ctx, &s->pk, q, flow.value);
 	reply_end_of(&q->pk, &end);
 	if (!reply_find(&q->pk, &end, now, &key, &flow, &vip, &vip_port))

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the mover: the agent runs it by BPF_PROG_TEST_RUN while flows and SNAT slots go to maps of another size
- * (docs/datapath.md, "Resizing"). Everything appears in the new map before it leaves the old one, so that a program that looks
- * new, old, new misses nothing. Running it again over what was moved does nothing.
+ * (docs/datapath.md, "Resizing"). Everything appears in the new map before it leaves the old one, so that a program that reads new,
+ * old, new misses nothing. A second run over moved entries does nothing.
  *
- * The run's data is struct lb_migrate. One run moves `first` and `count` on, over at most one flow or MIGRATE_STEP positions.
+ * The run's data is struct lb_migrate. One run advances `first` and reduces `count`, over at most one flow or MIGRATE_STEP
+ * positions.
  */
 #pragma once
 #include "ct_find.h"
 #include "ct_walk.h"
 #include "snat_migrate.h"
 
-/* Moves one flow, with the SNAT slot it speaks of. */
+/* Moves one flow, with its SNAT slot. */
 AI void migrate_flow(struct lb_migrate *run, const struct ct_entry *e, u64 now)
 {
 	lb_path *path = path_of(value_backend(e->value));
@@ -50,7 +51,7 @@ AI void migrate_flow(struct lb_migrate *run, const struct ct_entry *e, u64 now)
 		run->again += !ct_entry_leave(e, &f);
 }
 
-/* Moves the next flow that lives. One that has lost its SNAT port lives no more, though its age may have wrapped. */
+/* Moves the next live flow. A flow that has lost its SNAT port is not live, even if its age has wrapped. */
 AI void migrate_flows(struct lb_migrate *run, u64 now)
 {
 	struct ct_entry e = {};
@@ -69,8 +70,8 @@ AI void migrate_flows(struct lb_migrate *run, u64 now)
 		migrate_flow(run, &e, now);
 }
 
-/* Where a slot of the old map goes. A slot does not know its port: it follows from the place where it lies, unless the old map
- * has fewer slots than there are ports. Returns NULL then: such a slot goes with its flow. */
+/* Returns the target of a slot of the old map. A slot does not hold its port: the port follows from the position, unless the old
+ * map has fewer slots than there are ports. Returns NULL then: such a slot moves with its flow. */
 AI u64 *migrate_target(u64 index, u64 backend)
 {
 	u64 bh = backend_hash(backend), port;
@@ -83,7 +84,7 @@ AI u64 *migrate_target(u64 index, u64 backend)
 	return snat_slot_of(bh, HTONS(port));
 }
 
-/* Moves the slots that no flow of the table speaks of: of spilled flows, and of handshakes without state. */
+/* Moves the slots that no flow of the table refers to: those of spilled flows, and of handshakes without state. */
 AI void migrate_snat_slots(struct lb_migrate *run, u64 now)
 {
 	u64 n;
@@ -105,7 +106,7 @@ AI void migrate_snat_slots(struct lb_migrate *run, u64 now)
 	run->count -= n;
 }
 
-/* Tells the new table's buckets which flows lie in the spill map. `first` runs over the buckets of the larger table. */
+/* Stamps the new table's buckets whose flows are in the spill map. `first` runs over the buckets of the larger table. */
 AI void migrate_stamps(struct lb_migrate *run, u64 now)
 {
 	u64 n;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the way to every function NAME_main that a program runs. The programs themselves stand behind the last line
- * of lb4.c and lb6.c: bpf/build/c_source.py writes them from the list in bpf/tail_calls.py, which has their slots too.
+ * This file contains the includes of every function NAME_main that a program runs. bpf/compiler/c_source.py appends the programs
+ * themselves to lb4.c and lb6.c, from the list in bpf/tail_calls.py, which also has their slots.
  */
 #pragma once
 #include "announce.h"

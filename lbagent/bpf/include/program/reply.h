@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program CALL_REPLY: replies of backends in every case that the fast path leaves. A SNAT port's slot
- * tells client and service; a local backend's flow, and one whose service was removed, is found by its client. The next hop towards
- * the client is learned here.
+ * This file contains the program CALL_REPLY: replies of backends in every case that the fast path leaves. A SNAT port's slot holds
+ * client and service; the flow of a local backend, or of a removed service, is found by its client. The next hop to the client is
+ * learned here.
  */
 #pragma once
 #include "flow_create.h"
 #include "prefilter.h"
 
-/* Finds the way of a reply to its client, by next-hop record `index` if there is one. On tc_egress the kernel has routed it already. */
+/* Resolves the path of a reply to its client, by next-hop record `index` if there is one. On tc_egress the kernel has already
+ * routed it. */
 AI int reply_out(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u64 index, struct nexthop *nh)
 {
 	return pk->flags & PKT_EGRESS ? OUT_STACK : out_find(ctx, index, &to->saddr, &to->daddr, nh);
 }
 
-/* Sends a translated reply by the way that reply_out() found. */
+/* Sends a translated reply by the path that reply_out() found. */
 AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, int out, const struct nexthop *nh, u64 *learned,
 		  u64 service, u64 backend)
 {
@@ -24,19 +25,19 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 	if (!(pk->flags & PKT_EGRESS)) {
 		if (UNLIKELY(out == OUT_NONE))
 			return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
-		if (UNLIKELY(out != OUT_STACK && pk->ttl <= 1)) /* the stack would answer a reply to a SNAT port with a RST */
+		if (UNLIKELY(out != OUT_STACK && pk->ttl <= 1)) /* the stack would send a RST for a reply to a SNAT port */
 			return pk->concern & CONCERN_SNAT ? answer(ctx, s, REASON_ANSWER_TTL, 0) : verdict(ctx, REASON_PASS_TTL, LB_PASS);
-		/* by a way of tc_after_xdp XDP cannot send */
+		/* XDP cannot use a path of tc_after_xdp */
 		*learned = out == OUT_NEXTHOP && !(pk->flags & PKT_HANDED_OVER) ? nexthop_index(nh) : 0;
 		mtu = out == OUT_STACK ? 0 : reply_mtu(pk, nh);
 		if (UNLIKELY(over_mtu(pk->l3_len, mtu))) {
 			if (pk->flags & PKT_DF)
 				return answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
 			cut = out == OUT_NEXTHOP && fragment_can(ctx, pk, mtu);
-			if (!cut && prefilter_dst(&to->saddr) & CONCERN_SNAT) /* from the node's own address: the stack would not take it */
+			if (!cut && prefilter_dst(&to->saddr) & CONCERN_SNAT) /* from the node's own address: the stack would reject it */
 				return HOOK_SENDS_COPIES ? answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu) : verdict(ctx, REASON_PASS_MTU, ctx_hand_over(ctx));
 			if (!cut)
-				out = OUT_STACK; /* translated it goes up, and the stack cuts it */
+				out = OUT_STACK; /* translated, it goes up, and the stack fragments it */
 		}
 	}
 	FORGET(out, len);
@@ -50,14 +51,14 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 	return FRAGMENTS && cut ? out_fragments(ctx, nh, mtu) : out_go(ctx, pk, out, nh);
 }
 
-/* Returns what would acknowledge this segment of a backend if it is its SYN (RFC 9293 §3.4). */
+/* Returns the number that acknowledges this segment of a backend if it is its SYN (RFC 9293 §3.4). */
 AI u64 reply_number(lb_ctx *ctx, const struct lb_pkt *pk)
 {
 	return pkt_tcp_number(ctx, pk, TCP_SEQ) + 1;
 }
 
-/* The flow's entry learns that its backend answers. Returns the flow's value after that; 0 if it has no entry, or no longer sends from
- * this port: what comes there is of another backend, or of a connection before this one. */
+/* Records in the flow's entry that its backend answers. Returns the flow's new value; 0 if it has no entry, or no longer sends from
+ * this port: then the packet is from another backend, or of an earlier connection. */
 AI u64 reply_refresh(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, const struct snat_view *view, u64 now)
 {
 	struct ct_key key;
@@ -75,12 +76,12 @@ AI u64 reply_refresh(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple
 struct reply_end {
 	lb_addr client;
 	__be16 client_port;
-	__be16 snat_port; /* that it came to; 0: to the client itself */
+	__be16 snat_port; /* the reply's destination; 0: the client itself */
 };
 
-/* Did a packet from the address of a backend that sees its clients' addresses come from where the backend lives? Any sender may write that
- * address. The node's own processes are believed; what the node forwards must have come in by a --pod-device, or by the device that leads to the
- * backend. A remote backend's reply to a pod is believed as one to a SNAT port is: on any device, as ways back may differ. */
+/* Did a packet from a backend that sees its clients' addresses come from that backend? Any sender may forge the address. The node's
+ * own processes are trusted; a forwarded packet must have been received by a --pod-device, or by the device that leads to the
+ * backend. A remote backend's reply to a pod is accepted on any device, like one to a SNAT port: return paths may differ. */
 AI bool reply_is_from_home(lb_ctx *ctx, const struct lb_pkt *pk, u64 meta)
 {
 	u64 device = CTX_CAME_BY(ctx, pk->flags & PKT_EGRESS);
@@ -92,14 +93,14 @@ AI bool reply_is_from_home(lb_ctx *ctx, const struct lb_pkt *pk, u64 meta)
 	return device_scope(device) || fib_leads_by(ctx, device, &pk->daddr, &pk->saddr);
 }
 
-/* Is the reply for tc_egress to translate, where it leaves to the client? To the stack the connection of a pod that kept its address is one
- * with the backend itself: it routes, and conntrack sees, both directions as they are. */
+/* Does tc_egress translate the reply, where it leaves to the client? The stack sees the connection of a pod that kept its address
+ * as one with the backend itself: it routes both directions, and conntrack sees both, untranslated. */
 AI bool reply_is_for_egress(const struct lb_pkt *pk, u64 meta)
 {
 	return !(pk->flags & PKT_EGRESS) && META_IS(meta, PATH_KEEPS_POD);
 }
 
-/* --strict-source: did a reply to a SNAT port come in by the device of the backend's route? A next hop is asked before the FIB. */
+/* --strict-source: was a reply to a SNAT port received by the device of the backend's route? A next hop is checked before the FIB. */
 AI bool reply_is_by_route(lb_ctx *ctx, const struct lb_pkt *pk, const struct snat_view *view)
 {
 	u64 device = CTX_IFINDEX(ctx);
@@ -107,7 +108,7 @@ AI bool reply_is_by_route(lb_ctx *ctx, const struct lb_pkt *pk, const struct sna
 	return reply_is_by_nexthop(view, device) || fib_leads_by(ctx, device, &pk->daddr, &pk->saddr);
 }
 
-/* By the SNAT slot alone: it knows client and service. */
+/* By the SNAT slot alone: it holds client and service. */
 AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *view, struct lb_tuple *to, u64 now)
 {
 	u64 learned = 0, value;
@@ -121,10 +122,10 @@ AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *vie
 		return out_hand_over(ctx);
 	s->old_value = reply_refresh(ctx, &s->pk, to, view, now);
 	s->out = out;
-	FENCE(s); /* both are loaded again: else the verifier follows each way through the states above by itself */
+	FENCE(s); /* load both again, or the verifier follows each path through the states above separately */
 	value = s->old_value;
 	out = s->out;
-	if (!value && s->pk.tcp_flags & TCP_RST) /* a handshake without an entry was refused */
+	if (!value && s->pk.tcp_flags & TCP_RST) /* the backend refused a handshake that has no entry */
 		snat_view_free(view);
 	rc = reply_send(ctx, s, to, out, &nh, &learned, snat_view_service(view), snat_view_backend(view));
 	snat_view_refresh(view, value, l4_of(s->pk.proto), now, learned);
@@ -142,7 +143,7 @@ AI u64 reply_find_in(u64 hash, const struct lb_pkt *pk, u16 snat_port, u64 now, 
 	return ct_find_reply(ct_bucket(hash >> 32), true, key, pk, snat_port, now, found, f, vip, vip_port);
 }
 
-/* In the table that is being left, and again in the one it may have been moved to meanwhile. */
+/* In the old table during a move, and again in the new one, where the flow may be by now. */
 AI u64 reply_find_moving(u64 hash, const struct lb_pkt *pk, u16 snat_port, u64 now, struct ct_key *key, u64 found, struct ct_flow *f,
 			 lb_addr *vip, u16 *vip_port)
 {
@@ -152,7 +153,7 @@ AI u64 reply_find_moving(u64 hash, const struct lb_pkt *pk, u16 snat_port, u64 n
 	return found == REPLY_OF_SERVED ? found : reply_find_in(hash, pk, snat_port, now, key, found, f, vip, vip_port);
 }
 
-/* Finds the flow of a reply, and the frontend it was opened to; `key` is what it was found by. */
+/* Finds the flow of a reply, and the frontend of its connection; `key`: the key that matched. */
 AI bool reply_find(const struct lb_pkt *pk, const struct reply_end *end, u64 now, struct ct_key *key, struct ct_flow *f, lb_addr *vip,
 		   u16 *vip_port)
 {
@@ -168,7 +169,7 @@ AI bool reply_find(const struct lb_pkt *pk, const struct reply_end *end, u64 now
 	return ct_find_spilled(key, now, f) && service_frontend(ct_flow_service(f), vip, vip_port);
 }
 
-/* By the client's flow: a local backend's reply, and one to a SNAT port whose service was removed. */
+/* By the client's flow: a local backend's reply, and one to a SNAT port of a removed service. */
 AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *end, u64 now)
 {
 	struct lb_pkt *pk = &s->pk;
@@ -207,7 +208,7 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 		return out_hand_over(ctx);
 	s->old_value = ct_refresh(&f, &key, pk, reply_number(ctx, pk), now, true);
 	s->out = out;
-	FENCE(s); /* both are loaded again: else the verifier follows each way through the states above by itself */
+	FENCE(s); /* load both again, or the verifier follows each path through the states above separately */
 	value = s->old_value;
 	out = s->out;
 	rc = reply_send(ctx, s, &to, out, &nh, &learned, ct_flow_service(&f), value_backend(f.value));

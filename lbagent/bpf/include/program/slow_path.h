@@ -1,21 +1,40 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program CALL_SLOW_PATH: a packet towards a frontend that the fast path leaves. Established flows with
- * something to decide (backend gone, SYN, expired, no next hop, too large, last hop), and new flows up to the choice of a backend.
+ * This file contains the program CALL_SLOW_PATH: a packet to a frontend that the fast path leaves. Established flows that need a
+ * decision (backend gone, SYN, expired, no next hop, too large, last hop), and new flows up to the selection of a backend.
  */
 #pragma once
 #include "fast_path.h"
 #include "flow_select.h"
 #include "former_leader.h"
-#include "limits.h"
+#include "fragmentation.h"
 
-/* To this node itself. A request that was about to leave it comes back up through the same device. */
+/* A datagram that exceeds the MTU of its path: which side fragments it? */
+AI int slow_path_too_large(lb_ctx *ctx, struct lb_scratch *s, u64 mtu, bool here)
+{
+	if (s->pk.flags & PKT_DF)
+		return answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
+	if (here && !(s->pk.flags & PKT_EGRESS))
+		return CONTINUE; /* translated, it goes up, and the stack fragments it on the way to the pod */
+	if (!HOOK_SENDS_COPIES)
+		return verdict(ctx, REASON_PASS_MTU, ctx_hand_over(ctx));
+	return fragment_can(ctx, &s->pk, mtu) ? CONTINUE : answer(ctx, s, REASON_ANSWER_TOO_BIG, mtu);
+}
+
+AI int slow_path_limits(lb_ctx *ctx, struct lb_scratch *s, u64 meta, bool here)
+{
+	int rc = UNLIKELY(over_mtu(s->pk.l3_len, META_MTU(meta))) ? slow_path_too_large(ctx, s, META_MTU(meta), here) : CONTINUE;
+
+	return rc == CONTINUE && !here && UNLIKELY(s->pk.ttl <= 1) ? answer(ctx, s, REASON_ANSWER_TTL, 0) : rc;
+}
+
+/* Delivers to this node itself. An outgoing request is received again by the same device. */
 AI int send_local(lb_ctx *ctx, const struct lb_pkt *pk)
 {
 	return HOOK_HAS_EGRESS && pk->flags & PKT_EGRESS ? ctx_send_up(ctx) : LB_PASS;
 }
 
-/* The most telling reason: where the packet goes, and what it is, come before how its flow was found. */
+/* The most specific reason: destination and kind of the packet take precedence over how its flow was found. */
 AI u32 slow_path_reason(const struct lb_pkt *pk, bool here, u32 reason)
 {
 	if (UNLIKELY(pk->flags & PKT_LATER))
@@ -23,16 +42,16 @@ AI u32 slow_path_reason(const struct lb_pkt *pk, bool here, u32 reason)
 	return here && (reason == REASON_FWD_ESTABLISHED || reason == REASON_FWD_NEW) ? REASON_FWD_LOCAL : reason;
 }
 
-/* Finds the way by which a packet goes to the backend of `path`, and leaves it in `s`. Returns CONTINUE or a verdict, with nothing
- * stored yet: what XDP cannot send is another program's, which begins with it anew. */
-AI int slow_path_way(lb_ctx *ctx, struct lb_scratch *s, lb_path *path, u64 meta, u64 forward)
+/* Resolves the egress path of a packet to the backend of `path`, and stores it in `s`. Returns CONTINUE or a verdict, with nothing
+ * else stored yet: another program processes from the start what XDP cannot send. */
+AI int slow_path_resolve_egress(lb_ctx *ctx, struct lb_scratch *s, lb_path *path, u64 meta, u64 forward)
 {
-	bool here = forward_stays_here(forward);
+	bool here = forward_is_local(forward);
 	lb_addr from = s->pk.saddr, to;
 	struct nexthop nh = {};
 	int out = OUT_STACK;
 
-	/* a pod's request that was about to leave goes out by the pod's device: what comes in with the node's own source is no good */
+	/* a pod's outgoing request leaves by the pod's device: the stack rejects a received packet with the node's own source */
 	if (!here || s->pk.flags & PKT_EGRESS) {
 		if (forward == FORWARD_SNAT)
 			path_snat(path, &from);
@@ -50,7 +69,7 @@ AI int slow_path_way(lb_ctx *ctx, struct lb_scratch *s, lb_path *path, u64 meta,
 	return CONTINUE;
 }
 
-/* Translates and sends a packet of a flow with this value, by the way that slow_path_way() found to its backend. */
+/* Translates and sends a packet of a flow with this value, by the path that slow_path_resolve_egress() found. */
 AI int slow_path_send(lb_ctx *ctx, struct lb_scratch *s, u64 value, u64 service, u32 reason)
 {
 	const struct nexthop nh = {s->out_macs, s->out_rest};
@@ -70,8 +89,8 @@ AI int slow_path_send(lb_ctx *ctx, struct lb_scratch *s, u64 value, u64 service,
 	return out == OUT_STACK ? send_local(ctx, pk) : out_go(ctx, pk, out, &nh);
 }
 
-/* Must this packet's flow get a backend anew? A SYN opens a connection, so it may move; what has no SYN moves only when its backend is gone.
- * A flow that has expired, or may have, may have lost its SNAT port to another flow. */
+/* Does this packet's flow need a new backend? A SYN opens a connection, so it may move; any other packet moves only when its
+ * backend is gone. A flow that has expired, or may have, may have lost its SNAT port to another flow. */
 AI bool slow_path_must_reselect(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 meta, bool gone, u64 now)
 {
 	u64 syn = is_syn(pk), expired;
@@ -84,7 +103,8 @@ AI bool slow_path_must_reselect(const struct ct_flow *f, const struct ct_key *ke
 	return (syn & expired) | ct_flow_lost_snat(f, key);
 }
 
-/* The flow made way for its client's direct conversation with the backend (direct.h): it stays with the backend, from a SNAT port. */
+/* The flow has moved because of its client's direct conversation with the backend (direct.h): it keeps the backend, from a SNAT
+ * port. */
 AI int slow_path_take_snat(lb_ctx *ctx, struct lb_scratch *s, const struct ct_flow *f, u64 meta)
 {
 	s->choice = CHOICE_RESELECT;
@@ -117,7 +137,7 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 		ct_flow_close(f, now);
 		if (!(pk->tcp_flags & TCP_RST) || !value_knows_path(v, meta) || ct_flow_lost_snat(f, key))
 			return answer(ctx, s, no_service ? REASON_REJECT_SERVICE_GONE : REASON_REJECT_BACKEND_GONE, 0);
-		/* the client's RST is how a backend hears of it that still runs */
+		/* the client's RST informs a backend that still runs */
 	} else if (slow_path_must_reselect(f, key, pk, meta, gone, now)) {
 		s->choice = CHOICE_RESELECT;
 		s->old_value = v;
@@ -127,12 +147,12 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 		return slow_path_take_snat(ctx, s, f, meta);
 	rc = slow_path_limits(ctx, s, meta, flow_stays_here(v));
 	if (rc == CONTINUE)
-		rc = slow_path_way(ctx, s, path, meta, value_forward(v));
+		rc = slow_path_resolve_egress(ctx, s, path, meta, value_forward(v));
 	if (rc != CONTINUE)
 		return rc;
 	s->old_value = v;
 	ct_refresh(f, key, pk, pkt_tcp_number(ctx, pk, TCP_ACK_SEQ), now, false);
-	FENCE(s); /* the value is loaded again: else the verifier follows each way through the states above by itself */
+	FENCE(s); /* load the value again, or the verifier follows each path through the states above separately */
 	return slow_path_send(ctx, s, s->old_value, ct_flow_service(f), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
 }
 
@@ -142,7 +162,7 @@ AI int slow_path_no_service(lb_ctx *ctx, struct lb_scratch *s, const struct lb_t
 	struct lb_service *wild = service_wildcard(t);
 	u32 reason;
 
-	if (s->choice == CHOICE_RESELECT) /* it had one when the flow was made */
+	if (s->choice == CHOICE_RESELECT) /* the frontend existed when the flow was made */
 		return answer(ctx, s, REASON_REJECT_SERVICE_GONE, 0);
 	if (wild) {
 		reason = service_routable(t, wild);
@@ -157,7 +177,7 @@ AI int slow_path_no_service(lb_ctx *ctx, struct lb_scratch *s, const struct lb_t
 	return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 }
 
-/* Chooses a backend by the service as it is now. Returns CONTINUE with the choice in `s`, or the verdict. */
+/* Selects a backend by the current service. Returns CONTINUE with the selection in `s`, or the verdict. */
 AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *flow, u64 now)
 {
 	struct selection chosen = {};
@@ -205,8 +225,8 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	return CONTINUE;
 }
 
-/* A SYN is most likely a new flow, and obeys the service of today even if it is not: it chooses first, so that the cache misses
- * of its bucket and of its SNAT slot overlap. Other packets look for their flow first. */
+/* A SYN most likely opens a flow, and uses the current service even if it does not: it selects first, so that the cache misses of
+ * its bucket and of its SNAT slot overlap. Other packets look up their flow first. */
 AI int slow_path_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();

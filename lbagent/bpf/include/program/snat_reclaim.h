@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program at CALL_SNAT_RECLAIM: a new flow found no free SNAT port where it looked. It looks at others,
- * and where all of those are held as well, one is taken from a flow that may lose it: one that was never established (a flood's
- * SYN, ACK or datagram), one that closes, or of UDP one whose conversation did not last. The lease tells them from the others at a
- * glance, the flow's entry whether it is true and how long its client has been silent. An established flow loses nothing.
+ * This file contains the program at CALL_SNAT_RECLAIM: a new flow found no free SNAT port where it looked. It checks further ports,
+ * and if all of those are held, too, it takes one from a flow that may lose it: a flow that was never established (a flood's SYN,
+ * ACK or datagram), a closing one, or a UDP flow with a short conversation. The lease marks likely candidates; the flow's entry
+ * confirms the state and how long the client has been silent. An established flow loses nothing.
  *
- * Where no port of a source address can be had, the flow is made with the next one of this node (--snat-address), and only
- * after the last one it is dropped. So what a flood holds is taken back before it can spread over all addresses.
+ * If no port of a source address is available, the flow uses the next one of this node (--snat-address), and is dropped after the
+ * last one. So the ports of a flood are reclaimed before it can spread over all addresses.
  */
 #pragma once
 #include "flow_create.h"
 
-#define RECLAIM_RUN 8    /* slots of one or two cache lines */
-#define RECLAIM_FLOWS 6  /* entries looked at, at most */
-#define RECLAIM_FURTHER_FLOWS 2 /* the same with each further source address: a chain of tail calls has 33 links */
-#define RECLAIM_SILENT 3 /* ticks that the client must have been silent: at least two seconds, so that handshakes are left in peace */
-#define RECLAIM_LASTED 16 /* the same for a UDP conversation that lasted; only where no other flow was found */
-#define RECLAIM_NO_ENTRY 2 /* units of 8 ticks that a first lease must be old whose flow has no entry */
+#define RECLAIM_RUN 8    /* slots in one or two cache lines */
+#define RECLAIM_FLOWS 6  /* maximum of checked entries */
+#define RECLAIM_FURTHER_FLOWS 2 /* the same for each further source address: a chain of tail calls has 33 links */
+#define RECLAIM_SILENT 3 /* ticks that the client must have been silent: at least two seconds, so that handshakes are safe */
+#define RECLAIM_LASTED 16 /* the same for a long UDP conversation; only if there is no other flow */
+#define RECLAIM_NO_ENTRY 2 /* minimum age (units of 8 ticks) of a first lease whose flow has no entry */
 
 /* May the flow lose its port? */
 AI bool reclaim_may(const struct ct_flow *f, u64 l4, u64 now)
 {
 	u64 silent = ct_flow_age(f, now);
 
-	if (silent > 0x7fff) /* seen by another CPU in the tick that follows */
+	if (silent > 0x7fff) /* seen by another CPU in the next tick */
 		return false;
 	if (value_keeps_port(f->value, l4))
 		return l4 == L4_UDP && silent >= RECLAIM_LASTED;
@@ -36,7 +36,7 @@ AI bool reclaim_holds(u64 value, u64 index)
 	return value_is_snat(value) && !((snat_index_of_value(value) - index) & CFG_SNAT_MASK);
 }
 
-/* Makes the flow that holds the slot at `index` forget it, so that it chooses a backend again if it ever comes back. Returns false
+/* Makes the flow that holds the slot at `index` release it, so that it selects a backend again with its next packet. Returns false
  * if the flow keeps it. */
 AI bool reclaim_from_flow(const struct snat_view *view, u64 index, u64 now)
 {
@@ -69,9 +69,9 @@ AI bool reclaim_slot(u64 index, u64 now)
 #define CANDIDATE_FREE_SHIFT 30
 #define CANDIDATE_FREE (1ULL << CANDIDATE_FREE_SHIFT)
 
-/* Free, or age of the lease (units of 8 ticks) << 16, | port ^ salt; 0 while a live flow of the slots that are being left needs the slot: it
- * would be refused to the new flow. The salt, 16 bits of each flow's own, puts ports of one age in
- * another order for each: else the highest ones would change hands all the time, and the others grow old. No branches, as in ct_score(). */
+/* Free, or age of the lease (units of 8 ticks) << 16, | port ^ salt; 0 while a live flow of the old slots needs the slot during a
+ * move: the new flow could not take it. The salt, 16 bits of each flow's own, orders ports of one age differently for each: else
+ * the highest ones would be taken all the time, and the others grow old. No branches, as in ct_score(). */
 AI u64 reclaim_candidate(u64 bh, u64 port, u64 salt, u64 now)
 {
 	u64 *s = snat_slot_of(bh, HTONS(port)), age = snat_slot_lease_age(s, now);
@@ -102,7 +102,8 @@ AI u64 reclaim_best_of_run(u64 at, u64 bh, u64 salt, u64 limit, u64 now)
 	return best;
 }
 
-/* Returns the best candidate of all runs that is below `limit`. After the first time only runs are looked at whose best one was asked. */
+/* Returns the best candidate of all runs that is below `limit`. After the first time only those runs are searched whose best
+ * candidate was checked. */
 AI u64 reclaim_best(struct lb_scratch *s, u64 bh, u64 salt, u64 limit, u64 now)
 {
 	u64 range = CFG(snat_port_max) - CFG(snat_port_min) + 1, hash = snat_other(s->hash), best = 0;
@@ -117,9 +118,9 @@ AI u64 reclaim_best(struct lb_scratch *s, u64 bh, u64 salt, u64 limit, u64 now)
 	return best;
 }
 
-/* Returns the age of a lease (units of 8 ticks) below which no flow would give its port up: no short lease is younger, whatever its
- * flow's protocol (backends share slots). `l4`: of the new flow; only for UDP those that lasted are asked as well, with the `last` source
- * address alone. */
+/* Returns the age of a lease (units of 8 ticks) below which no flow releases its port: no short lease is younger, whatever its
+ * flow's protocol (backends share slots). `l4`: of the new flow; only for UDP, and only with the `last` source address, long
+ * conversations are candidates, too. */
 AI u64 reclaim_oldest_kept(u64 l4, bool last)
 {
 	u64 longest = CFG(timeout_new), closing = CFG(timeout_closing), udp = CFG(timeout_udp);
@@ -131,7 +132,7 @@ AI u64 reclaim_oldest_kept(u64 l4, bool last)
 	return l4 == L4_UDP && last ? 1 : snat_back(longest);
 }
 
-/* No port of this source address can be had: the flow is made with the next one, or not at all. */
+/* No port of this source address is available: the flow uses the next address, or is dropped. */
 AI int reclaim_next_source(lb_ctx *ctx, struct lb_scratch *s, u64 next)
 {
 	if (FURTHER_SOURCES && next) {
@@ -143,13 +144,13 @@ AI int reclaim_next_source(lb_ctx *ctx, struct lb_scratch *s, u64 next)
 	return flow_create_without_port(ctx, s);
 }
 
-/* Returns how many flows are asked for a port of the source address of the record `backend`. */
+/* Returns how many flows are checked for a port of the source address of the record `backend`. */
 AI u64 reclaim_flows(u64 backend)
 {
 	return FURTHER_SOURCES && META_FURTHER(PATH_META(path_of(backend))) ? RECLAIM_FURTHER_FLOWS : RECLAIM_FLOWS;
 }
 
-/* Looks at one candidate a run; calls itself for the next one. */
+/* Checks one candidate per run; calls itself for the next one. */
 AI int snat_reclaim_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();

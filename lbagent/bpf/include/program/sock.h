@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the socket programs: a process of the node asks for a frontend, and its socket gets the address of a backend, by
- * the rules of packets with internal scope. Nothing is translated per packet then. Returns of the kernel's: SOCK_GO, SOCK_DENY.
+ * This file contains the socket programs: a process of the node uses a frontend's address, and its socket gets the address of a
+ * backend, by the rules of packets with internal scope. Packets are not translated then. The kernel defines the return values:
+ * SOCK_GO, SOCK_DENY.
  *
- * A frontend with source ranges is left to the packet programs: which address the socket will have is not known yet.
+ * A frontend with source ranges is left to the packet programs: the address of the socket is not known yet.
  */
 #pragma once
 #include "hook_sock.h"
@@ -12,7 +13,7 @@
 
 #define LOOPBACK4 127 /* first byte of 127/8 */
 
-/* Counts beside the packet programs of this CPU, which this one may be interrupted by. */
+/* Counts atomically: packet programs of this CPU, with the same counters, may interrupt this one. */
 AI void count_sock(u64 reason)
 {
 	struct lb_counter *c = (struct lb_counter *)counters() + reason;
@@ -40,7 +41,7 @@ AI void sock_tuple(lb_ctx *ctx, struct lb_tuple5 *t, u64 netns, u8 proto, const 
 	t->scope = SCOPE_INTERNAL;
 }
 
-/* Finds the service; a NodePort and a HostPort are found at loopback addresses too, by the row that stands for any address of the node. */
+/* Finds the service; a NodePort and a HostPort are also found at loopback addresses, by the entry for any address of the node. */
 AI struct lb_service *sock_service(struct lb_tuple5 *t, lb_key *key)
 {
 	struct lb_service *svc = service_lookup(t, key);
@@ -74,13 +75,13 @@ AI int sock_refuse(lb_ctx *ctx, u32 reason)
 	return ctx_refuse(ctx);
 }
 
-/* Is the frontend one for this program? Not one with source ranges or a proxy. */
+/* Is the frontend for this program? Not with source ranges or a proxy. */
 AI bool sock_takes(const struct lb_service *svc)
 {
 	return !(svc->flags & SVC_SOURCE_RANGE) && !(svc->flags2 & SVC2_L7);
 }
 
-/* Writes down which frontend a backend's address is for a UDP socket, unless that is known. */
+/* Stores the frontend of a backend's address for a UDP socket, unless it is stored already. */
 AI void sock_remember(u64 cookie, const lb_addr *to, __be16 port, u64 backend, const lb_addr *vip, __be16 vip_port)
 {
 	lb_sock_value *known = sock_find(cookie, to, port, SOCK_REVERSE);
@@ -92,7 +93,7 @@ AI void sock_remember(u64 cookie, const lb_addr *to, __be16 port, u64 backend, c
 		sock_put(cookie, to, port, SOCK_REVERSE, backend, vip, vip_port);
 }
 
-/* Gives the socket the address of a backend, which is written down as what the frontend is for it. */
+/* Gives the socket the address of a backend, and stores the frontend that this address stands for. */
 AI int sock_translate(lb_ctx *ctx, u64 cookie, const lb_addr *vip, __be16 vip_port, u64 backend, const bool mapped)
 {
 	lb_path *path = path_of(backend);
@@ -136,7 +137,7 @@ AI int sock_connect(lb_ctx *ctx, const bool mapped)
 	return sock_translate(ctx, socket_cookie(ctx), &vip, t.frontend_port, backend, mapped);
 }
 
-/* Each datagram of an unconnected socket. The socket keeps its backend behind a frontend, as the flow of a packet would. */
+/* Each datagram of an unconnected socket. The socket keeps its backend behind a frontend, like the flow of a packet. */
 AI int sock_sendmsg(lb_ctx *ctx, const bool mapped)
 {
 	u64 netns = ctx_netns(ctx), cookie, backend;
@@ -166,7 +167,7 @@ AI int sock_sendmsg(lb_ctx *ctx, const bool mapped)
 	return sock_translate(ctx, cookie, &vip, t.frontend_port, backend, mapped);
 }
 
-/* The sender of a datagram, or the peer of a socket: the process is shown the frontend it asked for. */
+/* The sender of a datagram, or the peer of a socket: the process gets the frontend that it used. */
 AI int sock_show(lb_ctx *ctx, const bool mapped)
 {
 	u8 proto = ctx_proto(ctx);
@@ -211,7 +212,7 @@ int getpeername4(lb_ctx *ctx)
 	return sock_show(ctx, false);
 }
 
-/* An IPv6 socket: the rules of IPv4 where it uses IPv4, else those behind this program. */
+/* An IPv6 socket: the rules of IPv4 if it uses IPv4, else the IPv6 program behind this one. */
 #define OTHER_FAMILY(ctx) \
 	if (!ctx_is_mapped(ctx)) { \
 		entry6(ctx); \

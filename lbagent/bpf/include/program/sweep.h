@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the sweeper: the agent runs it by BPF_PROG_TEST_RUN over the flow table. What has expired is freed together
- * with its SNAT slot, live flows are counted per backend into one half of lb_live. A flow whose frontend was removed loses its backend:
- * the fast path does not ask for the frontend. So does a UDP flow whose backend has left its frontend.
+ * This file contains the sweeper: the agent runs it by BPF_PROG_TEST_RUN over the flow table. It frees expired flows with their
+ * SNAT slots, and counts live flows per backend into one half of lb_live. A flow whose frontend was removed loses its backend, as
+ * the fast path does not check the frontend. So does a UDP flow whose backend has left its frontend.
  *
- * The run's data is struct lb_sweep. One run does SWEEP_STEP buckets and moves `first` and `count` on, so that the kernel's
- * `repeat` does the rest; it returns (and leaves in `live`) the live flows met since `live` was 0. Where `trusted_until` is 0 it becomes
- * the tick until which ages are right once the whole table is swept (now_ticks_in()).
+ * The run's data is struct lb_sweep. One run does SWEEP_STEP buckets, advances `first` and reduces `count`, so that the kernel's
+ * `repeat` does the rest; it returns (and stores in `live`) the live flows found since `live` was 0. If `trusted_until` is 0, it
+ * becomes the tick until which ages are valid once the whole table is swept (now_ticks_in()).
  */
 #pragma once
 #include "ct_walk.h"
 #include "service.h"
 
 #define SNAT_SLOTS_PER_BUCKET 4
-/* From the beginning of a sweep: so many ticks later the oldest entry it left has not wrapped yet. Its age was a time-out at most. */
+/* From the start of a sweep: ticks until the oldest entry that it left can wrap. Its age was a time-out at most. */
 #define AGES_RIGHT (0x10000 - 2048 - CFG(timeout_longest))
 
-/* Takes the backend from a flow whose frontend it has left while others keep it (lb_former_backend), and counts that there. A connection
- * stays as long as its backend lives. */
+/* Removes the backend from a flow whose frontend it has left while others keep it (lb_former_backend), and counts it there. A
+ * connection stays as long as its backend lives. */
 AI bool sweep_former_backend(const struct ct_entry *e, u64 service)
 {
 	u64 key = (u64)(u32)service << FORMER_BACKEND_SHIFT | value_backend(e->value);
@@ -31,8 +31,8 @@ AI bool sweep_former_backend(const struct ct_entry *e, u64 service)
 	return taken;
 }
 
-/* Counts the flow of an entry, or frees the entry. Returns the number of live flows. One that lost its SNAT port counts for no backend.
- * `half`: what is added to a backend id in this half of lb_live. `former`: whether lb_former_backend has entries. */
+/* Counts the flow of an entry, or frees the entry. Returns the number of live flows. A flow that lost its SNAT port counts for no
+ * backend. `half`: added to a backend id in this half of lb_live. `former`: whether lb_former_backend has entries. */
 AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half, u64 former)
 {
 	struct ct_entry e;
@@ -61,7 +61,7 @@ AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half, u64 former)
 AI int sweep_main(lb_ctx *ctx)
 {
 	struct lb_sweep *run = (struct lb_sweep *)CTX_DATA(ctx);
-	volatile u64 *count = &run->count; /* loaded for each bucket: the verifier walks the loop anew for each count that it knows */
+	volatile u64 *count = &run->count; /* loaded for each bucket: the verifier follows the loop once for each known count */
 	u64 tick = whole_ticks(), first, half, former, n, live = 0;
 	struct ct_sweep rules = {tick & 0xffff, TIMEOUTS_EST, TIMEOUTS_OTHER, ticks_beyond_trust(tick)};
 
@@ -70,7 +70,7 @@ AI int sweep_main(lb_ctx *ctx)
 	first = run->first;
 	former = run->former;
 	half = -(run->half & 1);
-	OPAQUE(half); /* no branch, for the same reason, and no product, of which Linux 6.1 forgets the bounds */
+	OPAQUE(half); /* no branch, for the same reason, and no product, whose bounds Linux 6.1 forgets */
 	half &= CFG(path_mask) + 1;
 	if (!run->trusted_until)
 		run->trusted_until = tick + AGES_RIGHT;

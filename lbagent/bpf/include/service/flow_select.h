@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the choice of a backend for a packet's flow: the candidates of select.h, the first one that lives and whose
- * replies can be told apart from those of the client's other flows. And which packets may begin a flow at all.
+ * This file contains the selection of a backend for a packet's flow: the first candidate of select.h that is alive and whose
+ * replies can be told from those of the client's other flows. It also decides which packets may open a flow.
  */
 #pragma once
 #include "ct_client.h"
 #include "select.h"
 
-/* --new-flows syn, a constant for the verifier: without it the code under it is not there. A connection from before the programs is
- * left to the stack, where another proxy translates it; another backend would only reset it. */
+/* --new-flows syn, a constant for the verifier, which removes the code under it without the flag. A connection older than the
+ * programs is left to the stack, where another proxy translates it; another backend would only reset it. */
 #define NEW_FLOWS_SYN (CFG(flags) & CONFIG_NEW_FLOWS_SYN)
 
 AI bool flow_may_begin(const struct lb_pkt *pk)
@@ -16,7 +16,7 @@ AI bool flow_may_begin(const struct lb_pkt *pk)
 	return !NEW_FLOWS_SYN || pk->proto != PROTO_TCP || is_syn(pk);
 }
 
-/* What services are asked by of a packet. */
+/* The tuple by which a packet's service is looked up. */
 AI void pkt_tuple5(const struct lb_pkt *pk, struct lb_tuple5 *t)
 {
 	t->client = pk->saddr;
@@ -33,9 +33,9 @@ struct selection {
 	u64 backend, meta, forward;
 };
 
-/* Chooses. Where the client's address is kept, two flows of one client port may not meet at one backend: another backend, or
- * SNAT. A pod that is its own backend meets itself by SNAT, whatever others there are; a process of the node
- * has no other address to be asked from, and meets another one. Returns 0 or a reason. */
+/* Selects a backend. Where the client's address is kept, two flows of one client port must not reach one backend: another backend,
+ * or SNAT. A pod that is its own backend (hairpin) is reached by SNAT, even if there are other backends; a process of the node has
+ * no other source address, and gets another backend. Returns 0 or a reason. */
 AI u32 select_backend(const struct lb_tuple5 *t, const struct lb_service *svc, lb_key *key,
 		      const struct ct_key *flow, u64 hash, u64 now, struct selection *out)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the reading of a backend's path record and of a next hop's. A path's meta word (port, generation, flags,
- * next hop, number of the source address, MTU) is one load; user space stores it last.
+ * This file contains the readers of a backend's path record and of a next hop's. A path's meta word (port, generation, flags, next
+ * hop, number of the source address, MTU) is one load; user space stores it last.
  *
- * A backend has one more record for each further source address of this node (--snat-address): that of number n lies
- * n * further_stride records behind its first one and has an id like a backend of its own, so a flow's value word and its SNAT slot
- * name the source address with the backend, and the fast path needs no look at it.
+ * A backend has one more record for each further source address of this node (--snat-address): record n is n * further_stride
+ * records after the first and has its own backend id, so a flow's value word and its SNAT slot identify source address and backend,
+ * and the fast path needs no extra read.
  */
 #pragma once
 #include "l4.h"
@@ -23,7 +23,7 @@ typedef struct FAMILY(path) lb_path;
 #define META_FURTHER(m) ((u64)(m) >> META_FURTHER_SHIFT & 15) /* number of the source address; 0: the first */
 #define META_MTU(m) ((u64)(m) >> 48)
 
-/* Are there further source addresses? A constant for the verifier: without them the code under it is not there. */
+/* Are there further source addresses? A constant for the verifier, which removes the code under it if there are none. */
 #define FURTHER_SOURCES (CFG(further_stride) != 0)
 
 AI lb_path *path_at(u64 index)
@@ -46,7 +46,7 @@ AI void path_snat(const lb_path *path, lb_addr *a)
 	addr_load(a, &path->snat);
 }
 
-/* Is `from` the backend, and `to` the address we talk to it from? They lie side by side. */
+/* Is `from` the backend, and `to` the address from which this node talks to it? They are adjacent in the record. */
 AI bool path_between(const lb_path *path, const lb_addr *from, const lb_addr *to)
 {
 	const u64 *ends = (const u64 *)path;

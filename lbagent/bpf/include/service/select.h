@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the candidates for a new flow's backend, also for programs without packets: the client's affinity, else
- * Maglev or a seeded hash of the flow ("random": every client port draws anew, and a flow without state draws the same again).
- * A backend id of 0 is none.
+ * This file contains the candidates for a new flow's backend, also for socket programs: the client's affinity, else Maglev or a
+ * seeded hash of the flow ("random": each client port selects independently, and a flow without state selects the same backend
+ * again). Backend id 0: none.
  */
 #pragma once
 #include "csum.h"
@@ -10,7 +10,7 @@
 #include "service.h"
 
 #define NS_PER_S 1000000000ULL /* ns */
-#define SELECT_TRIES 4 /* candidates that are looked at */
+#define SELECT_TRIES 4 /* candidates that are checked */
 #define GOLDEN 0x9E3779B97F4A7C15ULL
 
 AI u64 svc_slot_backend(lb_key *key, u64 slot)
@@ -32,7 +32,7 @@ AI void affinity_key(const struct lb_tuple5 *t, const struct lb_service *svc, lb
 	key->is.rev_nat_index = svc->rev_nat_index;
 }
 
-/* Returns the backend this client had, if its time is not over and the service still has it. */
+/* Returns the client's previous backend if its affinity has not expired and the service still has that backend. */
 AI u64 affinity_lookup(const struct lb_tuple5 *t, const struct lb_service *svc)
 {
 	lb_affinity_key key;
@@ -65,8 +65,8 @@ AI void affinity_update(const struct lb_tuple5 *t, const struct lb_service *svc,
 	map_update(FAMILY_FD(affinity), &key, &v, 0);
 }
 
-/* Entry of the service's Maglev table. The hash has no seed: every node must choose alike. With affinity only the client's address
- * counts. Returns 0 without a table. */
+/* Entry of the service's Maglev table. The hash has no seed: every node must select the same backend. With affinity only the
+ * client's address counts. Returns 0 without a table. */
 AI u64 maglev_backend(const struct lb_tuple5 *t, const struct lb_service *svc)
 {
 	u64 id = NTOHS(svc->rev_nat_index), zero = 0;
@@ -99,7 +99,7 @@ AI u64 select_random(const struct lb_tuple5 *t, u64 hash, u64 count)
 	return ((x >> 32) * count) >> 32;
 }
 
-/* The n-th proposal. */
+/* The n-th candidate. */
 AI u64 select_candidate(const struct lb_tuple5 *t, const struct lb_service *svc, lb_key *key, u64 hash, u64 n)
 {
 	u64 count = svc->count, at, id;

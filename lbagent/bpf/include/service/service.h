@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the service of a new flow: look-up (exact, then the address's wildcard row), scope, source ranges. Verdicts
- * are REASON_*; 0 means go on. Slot 0 of lb{4,6}_service is the master row, slots 1..count the backends.
- * It takes a tuple, no packet, so that a socket program can use it (tests/bpf/build/test_headers.py).
+ * This file contains the service of a new flow: look-up (exact, then the address's wildcard entry), scope, source ranges. Verdicts
+ * are REASON_*; 0 means continue. Slot 0 of lb{4,6}_service is the master entry, slots 1..count the backends. It takes a tuple, no
+ * packet, so that a socket program can use it (tests/bpf/compiler/test_headers.py).
  */
 #pragma once
 #include "maps.h"
 #include "wire.h"
 
-/* What a new flow is asked for with: all that the look-up of a service and the choice of a backend depend on. */
+/* The tuple of a new flow: all inputs of the service look-up and of the backend selection. */
 struct lb_tuple5 {
 	lb_addr client, frontend;
 	__be16 client_port, frontend_port;
 	u8 proto;
-	u8 scope; /* SCOPE_*: which side of the node it comes from */
-	u8 from_pod; /* 1: it came in by a --pod-device; 0: by another one, or the node itself sends it */
+	u8 scope; /* SCOPE_*: the side of the node from which it comes */
+	u8 from_pod; /* 1: received by a --pod-device; 0: by another device, or sent by the node itself */
 	u8 from_netns; /* 1: `client` is the cookie of a network namespace, as a socket has no address yet; 0: an address */
 };
 
@@ -40,12 +40,12 @@ typedef struct {
 #define SVC_ALGORITHM(svc) ((svc)->target >> 24)
 #define SVC_AFFINITY_S(svc) ((svc)->target & 0xffffff)
 
-/* Puts `value` where the bits of `mask` are, from byte `at` on. */
+/* Writes `value` to the bits of `mask`, from byte `at` on. */
 AI void key_set(lb_key *key, u64 at, u64 mask, u64 value)
 {
 	u64 shift = at % 8 * 8, word = (key->words[at / 8] & ~(mask << shift)) | value << shift;
 
-	OPAQUE(word); /* or the compiler stores the part */
+	OPAQUE(word); /* or the compiler stores only the part */
 	key->words[at / 8] = word;
 }
 
@@ -60,7 +60,7 @@ AI void service_key(const struct lb_tuple5 *t, u64 port, u64 proto, lb_key *key)
 	key_set(key, KEY_AT(proto), 0xff, proto);
 }
 
-/* Finds the master row; leaves `key` with its scope, ready for slots. */
+/* Finds the master entry; leaves `key` with its scope, ready for slots. */
 AI struct lb_service *service_lookup(const struct lb_tuple5 *t, lb_key *key)
 {
 	struct lb_service *svc, *inner;
@@ -81,7 +81,7 @@ AI struct lb_service *service_lookup(const struct lb_tuple5 *t, lb_key *key)
 	return svc;
 }
 
-/* Is the address a ClusterIP, so that this port is known to have no service? */
+/* Is the address a ClusterIP? Then this port certainly has no service. */
 AI struct lb_service *service_wildcard(const struct lb_tuple5 *t)
 {
 	lb_key key;
@@ -90,20 +90,20 @@ AI struct lb_service *service_wildcard(const struct lb_tuple5 *t)
 	return map_lookup(FAMILY_FD(service), &key);
 }
 
-/* May a packet from its side of the node reach this frontend at all? */
+/* May a packet from its side of the node use this frontend at all? */
 AI u32 service_routable(const struct lb_tuple5 *t, const struct lb_service *svc)
 {
 	if (LIKELY(svc->flags & SVC_ROUTABLE))
 		return 0;
 	if (svc->flags2 & SVC2_LOOPBACK)
-		return REASON_PASS_NOT_SERVICE; /* 127.0.0.1 and its like: not for the wire */
+		return REASON_PASS_NOT_SERVICE; /* 127.0.0.1 and the like: not for packets from a device */
 	if (t->scope == SCOPE_EXTERNAL && !(CFG(flags) & CONFIG_EXTERNAL_CLUSTERIP))
 		return REASON_DROP_NOT_ROUTABLE;
 	return 0;
 }
 
-/* loadBalancerSourceRanges: in the list, or (deny) not in it. While a list turns from one into the other its entries say
- * themselves what they mean, so that no packet meets half of the change (sync/target/ranges.py). */
+/* loadBalancerSourceRanges: in the list, or (deny) not in it. While a list changes from one kind to the other, its entries hold
+ * their own verdict, so that no packet meets half of the change (targets/bpf/ranges.py). */
 AI u32 service_source(const struct lb_tuple5 *t, const struct lb_service *svc)
 {
 	WORDS_OF(struct FAMILY(source_range_key)) key;
@@ -121,7 +121,7 @@ AI u32 service_source(const struct lb_tuple5 *t, const struct lb_service *svc)
 	return (found != 0) == !(svc->flags2 & SVC2_RANGE_DENY) ? 0 : REASON_DROP_SOURCE_RANGE;
 }
 
-/* Has the frontend of a flow been removed? `service`: its id, which no other one gets soon. */
+/* Has the frontend of a flow been removed? `service`: its id, which is not reused soon. */
 AI bool service_is_gone(u64 service)
 {
 	u64 id = (u32)service;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains what is kept of a socket, by its cookie: which frontend a backend's address stands for, and which backend an
- * unconnected socket talks to behind a frontend. A cookie is never given again, so nothing that is left can be taken for another
- * socket's. Of UDP it is in lb{4,6}_sock, which forgets what was not used for longest (LRU). A TCP socket has one peer: its record
- * is in an array (lb{4,6}_stream), at the place that the cookie names, as a new entry of an LRU map costs half a connect's surplus.
+ * This file contains the state of a socket, by its cookie: the frontend that a backend's address stands for, and the backend that
+ * an unconnected socket uses behind a frontend. A cookie is never reused, so stale state cannot match another socket. UDP state is
+ * in lb{4,6}_sock, an LRU map. A TCP socket has one peer: its record is in an array (lb{4,6}_stream), indexed by the cookie, as a
+ * new entry of an LRU map costs half of what lbagent adds to a connect.
  */
 #pragma once
 #include "path.h"
@@ -44,13 +44,13 @@ AI void sock_put(u64 cookie, const lb_addr *at, __be16 at_port, u8 kind, u64 bac
 
 typedef struct FAMILY(stream) lb_stream;
 
-/* Cookies are given in a row, so a place is taken anew after STREAMS further sockets. */
+/* Cookies are consecutive, so a record is reused after STREAMS further sockets. */
 AI lb_stream *stream_of(u64 cookie)
 {
 	return (lb_stream *)(FAMILY_VAL(stream) + (cookie & (STREAMS - 1)) * sizeof(lb_stream));
 }
 
-/* Writes down which frontend the socket's peer stands for. In between the record is no socket's. */
+/* Stores the frontend that the socket's peer stands for. Meanwhile the record belongs to no socket. */
 AI void stream_put(u64 cookie, const lb_addr *peer, __be16 peer_port, const lb_addr *a, __be16 port)
 {
 	lb_stream *record = stream_of(cookie);
@@ -64,7 +64,7 @@ AI void stream_put(u64 cookie, const lb_addr *peer, __be16 peer_port, const lb_a
 	WR64(&record->cookie, cookie);
 }
 
-/* Replaces the peer of a socket by the frontend that it stands for, if it does; false: not. */
+/* Replaces the peer of a socket by its frontend. Returns false if it stands for none. */
 AI bool stream_show(u64 cookie, lb_addr *peer, __be16 *peer_port)
 {
 	lb_stream *record = stream_of(cookie);
@@ -77,15 +77,14 @@ AI bool stream_show(u64 cookie, lb_addr *peer, __be16 *peer_port)
 	addr_load(&frontend, &record->address);
 	port = record->port;
 	MB();
-	if (!addr_eq(&at, peer) || RD64(&record->cookie) != cookie) /* another socket took the place meanwhile */
+	if (!addr_eq(&at, peer) || RD64(&record->cookie) != cookie) /* another socket took the record meanwhile */
 		return false;
 	*peer = frontend;
 	*peer_port = port;
 	return true;
 }
 
-/* Returns the backend that an unconnected socket talks to; 0: none, it is gone, or the conversation rested so long that it is over,
- * as a flow of UDP would be. */
+/* Returns the backend that an unconnected socket uses; 0: none, it is gone, or the conversation has expired, as a UDP flow would. */
 AI u64 sock_backend(lb_sock_value *value)
 {
 	u64 now = whole_ticks(), meta;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the look-up of what the agent says about an announced address: lb_vip (announce.h), lb_former_leader (former_leader.h).
- * Both end by themselves where no agent moves their time on.
+ * This file contains the look-up of an announced address: lb_vip (announce.h), lb_former_leader (former_leader.h). Entries expire
+ * unless an agent extends them.
  */
 #pragma once
 #include "maps.h"
@@ -9,7 +9,7 @@
 
 #define ANNOUNCES (CFG(flags) & CONFIG_ANNOUNCE) /* --announce, a constant for the verifier */
 
-/* Returns the entry of an address on a device; NULL: there is none, or its time is over. */
+/* Returns the entry of an address on a device; NULL: there is none, or it has expired. */
 AI struct lb_vip *vip_find(void *map, u64 ifindex, const lb_addr *address)
 {
 	struct lb_vip_key key = {.ifindex = ifindex};

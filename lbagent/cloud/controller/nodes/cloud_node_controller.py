@@ -1,4 +1,4 @@
-"""Nodes that wait for a cloud controller get what the provider knows of their machine; all get its addresses now and then.
+"""Initialises Nodes that wait for a cloud controller with the provider's data; updates the addresses of all periodically.
 
 The taint goes last: a Node that has none of it has its addresses, labels and providerID. Source: k8s.io/cloud-provider,
 controllers/node/node_controller.go (behaviour).
@@ -17,20 +17,20 @@ from lbagent.cloud.controller.nodes.provider_calls import Failures, answer_of, f
 from lbagent.cloud.controller.service_writer import NotLeading, Outdated
 from lbagent.cloud.controller.watched_objects import WatchedNode
 from lbagent.cloud.controller.work_queue import WorkQueue
-from lbagent.cloud.provider_parts import InstanceMetadata, InstancesV2
-from lbagent.cloud.provider_records import Node
+from lbagent.cloud.provider_api.provider_parts import InstanceMetadata, InstancesV2
+from lbagent.cloud.provider_api.provider_records import Node
 from lbagent.errors import LbError
+from lbagent.kube.kube_client import ApiError
 from lbagent.objects.records import ObjectChange
-from lbagent.sources.kube.kube_client import ApiError
 
 log = logging.getLogger(__name__)
 COMPONENT = "cloud-node-controller"
-OUTDATED_S = 0.2  # until a Node that changed meanwhile is looked at again
+OUTDATED_S = 0.2  # until a Node that changed meanwhile is read again
 WriteEvent = Callable[[Node, str, str, bool], None]  # Node, reason, text, whether it is a warning
 
 
 class CloudNodeController:
-    """Initialises Nodes, and keeps their addresses; `period_s` is between two looks at these."""
+    """Initialises Nodes, and keeps their addresses; `period_s` is between two updates of these."""
 
     def __init__(
         self,

@@ -18,11 +18,11 @@ from lbagent.cloud.controller.nodes.older_instances import instances_of
 from lbagent.cloud.controller.nodes.route_controller import RouteController
 from lbagent.cloud.controller.work_queue import WorkQueue
 from lbagent.cloud.provider import CloudProvider
-from lbagent.cloud.provider_parts import InstancesV2, Routes
-from lbagent.cloud.provider_records import Node
+from lbagent.cloud.provider_api.provider_parts import InstancesV2, Routes
+from lbagent.cloud.provider_api.provider_records import Node
+from lbagent.kube.event_writer import EventLimits, EventWriter
+from lbagent.kube.kube_client import KubeClient
 from lbagent.objects.object_event import ObjectEvent
-from lbagent.sources.kube.event_writer import EventLimits, EventWriter
-from lbagent.sources.kube.kube_client import KubeClient
 
 log = logging.getLogger(__name__)
 EVENTS = EventLimits(burst=500, refill_s=1.0, waiting=5000)

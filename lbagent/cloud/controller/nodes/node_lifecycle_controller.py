@@ -1,7 +1,7 @@
-"""Nodes that are not ready are asked for: those whose machine does not exist go, those whose machine is off get a taint.
+"""Checks the machines of Nodes that are not ready: deletes a Node without a machine, taints a Node whose machine is off.
 
-A Node is deleted when the provider said False at two looks in a row, and nothing else: an error, a time-out, another answer
-between them begins anew. Source: k8s.io/cloud-provider, controllers/nodelifecycle (behaviour; there the first False counts).
+A Node is deleted when the provider returns False in two consecutive checks. An error, a time-out or another answer between
+them restarts the count. Source: k8s.io/cloud-provider, controllers/nodelifecycle (behaviour; there the first False counts).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from lbagent.cloud.controller.nodes import node_rules
 from lbagent.cloud.controller.nodes.node_writer import NodeWriter
 from lbagent.cloud.controller.nodes.provider_calls import CALL_S, Failures, answer_of, for_each
 from lbagent.cloud.controller.service_writer import NotLeading, Outdated
-from lbagent.cloud.provider_parts import InstancesV2
-from lbagent.cloud.provider_records import Node
+from lbagent.cloud.provider_api.provider_parts import InstancesV2
+from lbagent.cloud.provider_api.provider_records import Node
 from lbagent.errors import LbError
 from lbagent.objects.decode.decode_pod import SHUT_DOWN
 

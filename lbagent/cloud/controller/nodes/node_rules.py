@@ -1,4 +1,4 @@
-"""What a Node gets from what a provider knows of its machine. Pure: JSON of a Node in, patches out.
+"""What a Node gets from the provider's data of its machine. Pure: JSON of a Node in, patches out.
 
 Source: k8s.io/cloud-provider, controllers/node/node_controller.go and node/helpers/address.go (behaviour).
 """
@@ -10,13 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lbagent.cloud.provider_parts import Addresses, InstanceMetadata
-from lbagent.cloud.provider_records import Node
+from lbagent.cloud.provider_api.provider_parts import Addresses, InstanceMetadata
+from lbagent.cloud.provider_api.provider_records import Node
 from lbagent.objects.decode.decode_pod import SHUT_DOWN
 
 Obj = dict[str, Any]
 UNINITIALIZED = "node.cloudprovider.kubernetes.io/uninitialized"  # a taint: its kubelet waits for a cloud controller
-PROVIDED_IP = "alpha.kubernetes.io/provided-node-ip"  # an annotation: what its kubelet was told by --node-ip
+PROVIDED_IP = "alpha.kubernetes.io/provided-node-ip"  # an annotation: its kubelet's --node-ip
 HOST_NAME = "HostName"
 SHUT_DOWN_TAINT: Mapping[str, str] = {"key": SHUT_DOWN, "effect": "NoSchedule"}
 _LABELS = {  # each with its older name, which is set, too, and counts where the two differ
@@ -48,12 +48,12 @@ def wanted_labels(metadata: InstanceMetadata, there: Mapping[str, str]) -> dict[
 
 
 def outdated_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels of an initialised Node that differ from, or lack, what their older names say."""
+    """Return the labels of an initialised Node that differ from, or lack, the value of their older names."""
     return {new: labels[old] for new, old in _LABELS.values() if old in labels and labels.get(new) != labels[old]}
 
 
 def wanted_addresses(node: Node, found: Addresses) -> Addresses:
-    """Return the addresses that a Node is to have; () where the provider knows none: it keeps its own.
+    """Return the addresses that a Node is to have; () where the provider has none: it keeps its own.
 
     Its HostName stays where the provider names none. Raises ValueError where its kubelet was given an address that the
     machine has not.
@@ -100,7 +100,7 @@ def addresses_patch(raw: Obj, wanted: Addresses) -> Obj | None:
 def shut_down_patch(raw: Obj, *, off: bool) -> Obj | None:
     """Return what puts the taint of a machine that is off on a Node, or takes it away; None: it is so already, or it is ready."""
     if off and any(each["type"] == "Ready" and each["status"] == "True" for each in _conditions(raw)):
-        return None  # by now: the provider was asked before
+        return None  # by now: the provider was called before
     taints = raw.get("spec", {}).get("taints") or []
     rest = [taint for taint in taints if (taint["key"], taint["effect"]) != tuple(SHUT_DOWN_TAINT.values())]
     if off == (len(rest) < len(taints)):

@@ -1,11 +1,10 @@
 """What the controllers write to Nodes, and how one is deleted. A write is made for one Node: its uid, mostly its version.
 
-Lists without a key (taints, addresses) are written whole, so a Node is read anew before; another version is refused (409).
+Lists without a key (taints, addresses) are written whole, so a Node is read again before; another version is refused (409).
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -14,12 +13,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from lbagent.cloud.controller.informers import Informers
-from lbagent.cloud.controller.service_writer import FIRST_PAUSE_S, TRIES, NotLeading, Outdated, may_pass
-from lbagent.cloud.provider_records import Node
+from lbagent.cloud.controller.service_writer import Outdated, check_leading, until_answered
+from lbagent.cloud.provider_api.provider_records import Node
 from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
-from lbagent.sources.kube.kube_client import STRATEGIC_PATCH, ApiError, KubeClient, ServerUnreachable
-from lbagent.sources.kube.object_cache import UnreadableAnswer
-from lbagent.sources.kube.resources import NODES
+from lbagent.kube.kube_client import STRATEGIC_PATCH, ApiError, KubeClient, ServerUnreachable
+from lbagent.kube.object_cache import UnreadableAnswer
+from lbagent.kube.resources import NODES
 
 T = TypeVar("T")
 Obj = dict[str, Any]
@@ -27,7 +26,7 @@ NETWORK_UNAVAILABLE = "NetworkUnavailable"
 
 
 class NodeWriter:
-    """Writes Nodes; `may_write` is asked before each write."""
+    """Writes Nodes; `may_write` is called before each write."""
 
     def __init__(
         self, client: KubeClient, informers: Informers, may_write: Callable[[], bool], silence_s: float
@@ -50,7 +49,7 @@ class NodeWriter:
                 return is_unknown
             identity = {"uid": node.uid, "resourceVersion": raw["metadata"]["resourceVersion"]}
             body = body | {"metadata": body.get("metadata", {}) | identity}
-            self._check_leading()
+            check_leading(self._may_write)
             try:
                 answer = await self._client.patch(f"{NODES}/{node.name}{part}", body, silence_s=self._silence_s)
             except (ApiError, ServerUnreachable) as error:
@@ -102,26 +101,11 @@ class NodeWriter:
             raise Outdated(f"Node {node.name} is another one by now")
         return raw
 
-    def _check_leading(self) -> None:
-        if not self._may_write():
-            raise NotLeading("another controller may lead by now")
-
     async def _until_answered(self, request: Callable[[], Awaitable[T]]) -> T:
         """Send a request until the server has answered. Raises Outdated for a Node that is gone."""
-        pause_s = FIRST_PAUSE_S
-        for is_last in (*(False,) * (TRIES - 1), True):
-            self._check_leading()
-            try:
-                return await request()
-            except ApiError as error:
-                if error.status == HTTPStatus.NOT_FOUND:
-                    raise Outdated(str(error)) from None
-                if is_last or not (error.status == HTTPStatus.CONFLICT or may_pass(error)):
-                    raise
-                pause_s = max(pause_s, error.retry_after_s)
-            except ServerUnreachable:
-                if is_last:
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_s *= 2
-        raise AssertionError("unreachable")
+        try:
+            return await until_answered(request, self._may_write)
+        except ApiError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                raise Outdated(str(error)) from None
+            raise

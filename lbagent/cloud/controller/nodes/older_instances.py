@@ -1,4 +1,4 @@
-"""Instances and Zones, the older parts of a provider, as InstancesV2: the controllers of Nodes know only that one.
+"""Instances and Zones, the older parts of a provider, as InstancesV2: the controllers of Nodes use only that one.
 
 Source: k8s.io/cloud-provider, getInstanceMetadata and node_lifecycle_controller.go (behaviour).
 """
@@ -9,16 +9,16 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from lbagent.cloud.provider import CloudProvider
-from lbagent.cloud.provider_errors import InstanceNotFound, NotSupported
-from lbagent.cloud.provider_parts import InstanceMetadata, Instances, InstancesV2, Zone, Zones
-from lbagent.cloud.provider_records import Node
+from lbagent.cloud.provider_api.provider_errors import InstanceNotFound, NotSupported
+from lbagent.cloud.provider_api.provider_parts import InstanceMetadata, Instances, InstancesV2, Zone, Zones
+from lbagent.cloud.provider_api.provider_records import Node
 from lbagent.errors import LbError
 
 T = TypeVar("T")
 
 
 def instances_of(provider: CloudProvider) -> InstancesV2 | None:
-    """Return the part of a provider that knows machines; None: it has none."""
+    """Return the part of a provider for machines; None: it has none."""
     newer, older = provider.instances_v2(), provider.instances()
     if newer is not None or older is None:
         return newer
@@ -26,13 +26,13 @@ def instances_of(provider: CloudProvider) -> InstancesV2 | None:
 
 
 class OlderInstances(InstancesV2):
-    """The older parts; what cannot be asked by provider id is asked by name."""
+    """The older parts; calls by name where the provider id is not supported."""
 
     def __init__(self, provider_name: str, instances: Instances, zones: Zones | None) -> None:
         self._provider_name, self._instances, self._zones = provider_name, instances, zones
 
     async def exists(self, node: Node) -> bool:
-        """Return whether the instance is there; a name that the provider says it has not is a clear answer, too."""
+        """Return whether the instance is there; InstanceNotFound for a name is a clear answer, too."""
         try:
             provider_id = await self._provider_id(node)
         except InstanceNotFound:

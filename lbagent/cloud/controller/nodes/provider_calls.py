@@ -12,8 +12,8 @@ from lbagent.errors import LbError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-CALL_S = 30.0  # a provider that says nothing for so long has not answered
-AT_ONCE = 10
+CALL_S = 30.0  # a provider without an answer for so long has failed
+MAX_CONCURRENT_CALLS = 10
 
 
 async def answer_of(call: Awaitable[T], within_s: float = CALL_S) -> T:
@@ -55,13 +55,13 @@ class Failures:
 
 async def for_each(every: Mapping[str, T], work: Callable[[T], Awaitable[None]], failures: Failures) -> None:
     """Do something for each, by its name, some at a time; what fails is left for the next time."""
-    places = asyncio.Semaphore(AT_ONCE)
+    places = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
 
     async def one(name: str, each: T) -> None:
         async with places:
             try:
                 await work(each)
-            except (Outdated, NotLeading):  # it is looked at anew the next time
+            except (Outdated, NotLeading):  # the next period handles it
                 return
             except Exception as error:  # noqa: BLE001 - a provider may raise anything
                 failures.add(name, error)

@@ -1,7 +1,7 @@
-"""The routes to the pods of Nodes are made and removed, and each Node's condition NetworkUnavailable says whether it has its own.
+"""Makes and removes the routes to the pods of Nodes, and sets each Node's condition NetworkUnavailable by its own route.
 
 A provider that cannot list its routes changes nothing, and neither does a server without any Node. Source:
-k8s.io/cloud-provider, controllers/route/route_controller.go (behaviour); KEP-5237 (a change of Nodes is looked at sooner).
+k8s.io/cloud-provider, controllers/route/route_controller.go (behaviour); KEP-5237 (a change of Nodes is handled sooner).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from lbagent.cloud.controller.nodes.node_writer import NodeWriter
 from lbagent.cloud.controller.nodes.provider_calls import Failures, answer_of, for_each
 from lbagent.cloud.controller.nodes.route_rules import Network, RoutePlan, plan_routes
 from lbagent.cloud.controller.watched_objects import WatchedNode
-from lbagent.cloud.provider_parts import Route, Routes
-from lbagent.cloud.provider_records import Node
+from lbagent.cloud.provider_api.provider_parts import Route, Routes
+from lbagent.cloud.provider_api.provider_records import Node
 from lbagent.objects.records import ObjectChange
 
 log = logging.getLogger(__name__)
 COMPONENT = "route_controller"
-SETTLE_S = 0.5  # Nodes change in bursts
+CHANGE_DEBOUNCE_S = 0.5  # Nodes change in bursts
 CREATED = ("False", "RouteCreated")
 NOT_CREATED = ("True", "NoRouteCreated")
 MESSAGES = {
@@ -69,7 +69,7 @@ class RouteController:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._period_s):
                     await self._changed.wait()
-                    await asyncio.sleep(SETTLE_S)
+                    await asyncio.sleep(CHANGE_DEBOUNCE_S)
 
     def take(self, changes: Sequence[ObjectChange]) -> None:
         """Take changes of Nodes."""
@@ -86,7 +86,7 @@ class RouteController:
         await for_each({_name(route): route for route in plan.deleted}, self._delete, self._not_deleted)
         failed = await self._create(plan)
         told = {node.name: node for node in plan.told}
-        await for_each(told, lambda node: self._tell(node, failed), self._not_told)
+        await for_each(told, lambda node: self._write_condition(node, failed), self._not_told)
 
     async def _delete(self, route: Route) -> None:
         await answer_of(self._routes.delete(self._cluster, route))
@@ -111,8 +111,8 @@ class RouteController:
         await for_each({_name(pair[1]): pair for pair in plan.created}, one, self._not_made)
         return failed
 
-    async def _tell(self, node: Node, failed: set[str]) -> None:
-        """Write whether a Node has its routes, if its condition says something else."""
+    async def _write_condition(self, node: Node, failed: set[str]) -> None:
+        """Write whether a Node has its routes, if its condition differs."""
         wanted = CREATED if node.pod_cidrs and node.name not in failed else NOT_CREATED
         found = self._informers.node(node.name)
         if found is not None and found.record.uid == node.uid and found.network != wanted:

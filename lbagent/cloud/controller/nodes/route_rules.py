@@ -1,4 +1,4 @@
-"""Which routes to pods are missing and which are too many. Pure: no provider is asked here.
+"""Which routes to pods are missing and which are too many. Pure: no calls of a provider.
 
 Source: k8s.io/cloud-provider, controllers/route/route_controller.go (behaviour).
 """
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from lbagent.cloud.provider_parts import Route
-from lbagent.cloud.provider_records import Node
+from lbagent.cloud.provider_api.provider_parts import Route
+from lbagent.cloud.provider_api.provider_records import Node
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class RoutePlan(Struct, frozen=True):
-    """What is to be done: deletions first. `told` are the Nodes whose condition says what came of it."""
+    """What is to be done: deletions first. `told` are the Nodes whose condition gets the result."""
 
     deleted: tuple[Route, ...] = ()
     created: tuple[tuple[Node, Route], ...] = ()

@@ -1,1 +1,4 @@
-"""What is said to routers: SSDP, descriptions, SOAP (UPnP IGD), NAT-PMP. Nothing here knows Services."""
+"""The protocols of routers: SSDP, device descriptions and SOAP (UPnP IGD), NAT-PMP.
+
+Import `port_mapping.py` for the `Gateway` interface and its errors. Nothing here knows Services; answers are untrusted and bounded.
+"""

@@ -1,4 +1,4 @@
-"""The description of a UPnP device: which of its services makes port mappings, and where that is asked.
+"""The description of a UPnP device: which of its services makes port mappings, and its control URL.
 
 Source: UPnP Device Architecture 1.1, 2.3; InternetGatewayDevice:1 and :2.
 """

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from lbagent.cloud.edge.protocols.port_mapping import GatewayUnreachable
+from lbagent.http.message_head import MalformedHead, content_length, parse_fields, parse_status_line
 
 MAX_HEAD_BYTES = 16 << 10
 MAX_LINE_BYTES = 8 << 10
@@ -90,45 +91,46 @@ async def _exchange(method: str, url: Url, headers: Mapping[str, str], body: byt
 
 
 async def _answer(reader: asyncio.StreamReader) -> HttpAnswer:
-    words = (await _line(reader)).split(" ", 2)
-    if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdecimal() or len(words[1]) != 3:
-        raise ValueError("the answer is no HTTP")
-    status = int(words[1])
+    try:
+        status = parse_status_line(await _line(reader)).status
+    except MalformedHead:
+        raise ValueError("the answer is no HTTP") from None
     if status in REDIRECTS:
         raise ValueError(f"it redirects ({status}), which is not followed")
-    headers = await _headers(reader)
-    if headers.get("transfer-encoding", "identity").lower() == "chunked":
+    fields = parse_fields(await _field_lines(reader), strict=False)
+    if fields.get("transfer-encoding", "identity").lower() == "chunked":
         return HttpAnswer(status, await _chunks(reader))
-    if (length := headers.get("content-length")) is None:
+    try:
+        length = content_length(fields)
+    except MalformedHead:
+        raise ValueError("the answer has no length") from None
+    if length is None:
         return HttpAnswer(status, await _until_end(reader))
-    if not (length.isascii() and length.isdecimal()) or len(length) > 9:
-        raise ValueError("the answer has no length")
-    return HttpAnswer(status, await reader.readexactly(_bounded(int(length))))
+    return HttpAnswer(status, await reader.readexactly(_bounded(length)))
 
 
-async def _headers(reader: asyncio.StreamReader) -> dict[str, str]:
-    found: dict[str, str] = {}
+async def _field_lines(reader: asyncio.StreamReader) -> list[bytes]:
+    found: list[bytes] = []
     size = 0
     while line := await _line(reader):
         size += len(line)
         if size > MAX_HEAD_BYTES:
             raise ValueError("the answer's head is too large")
-        name, _, text = line.partition(":")
-        found[name.strip().lower()] = text.strip()
+        found.append(line)
     return found
 
 
-async def _line(reader: asyncio.StreamReader) -> str:
+async def _line(reader: asyncio.StreamReader) -> bytes:
     line = await reader.readline()
     if not line.endswith(b"\n"):
         raise EOFError
-    return line.rstrip(b"\r\n").decode("latin-1")
+    return line.rstrip(b"\r\n")
 
 
 async def _chunks(reader: asyncio.StreamReader) -> bytes:
     body = b""
     while True:
-        text = (await _line(reader)).partition(";")[0].strip()
+        text = (await _line(reader)).partition(b";")[0].strip()
         try:
             size = int(text, 16)
         except ValueError:

@@ -1,6 +1,6 @@
-"""A router that speaks NAT-PMP. It lists nothing and knows no descriptions: what this process made is remembered here.
+"""A router with NAT-PMP. The protocol has no list and no descriptions: this module remembers what the process mapped.
 
-Source: RFC 6886. A router that restarted says so by its epoch (3.6): then all that is remembered is gone.
+Source: RFC 6886. The epoch (3.6) shows that a router restarted: then its mappings are gone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lbagent.cloud.edge.protocols.port_mapping import (
 PORT = 5351
 FIRST_WAIT_S = 0.25  # for an answer; it doubles (3.1)
 TRIES = 5  # 7.75 s; the RFC's nine are two minutes
-FOR_EVER_S = 7 * 86400  # NAT-PMP has no leases without an end
+LONGEST_LIFETIME_S = 7 * 86400  # NAT-PMP has no leases without an end
 EPOCH_SLACK_S = 2.0
 
 
@@ -88,7 +88,7 @@ class NatPmpGateway(Gateway):
         before = self._made.get(mapping.outside)
         if before and before[0].internal_port != mapping.internal_port:
             await self.remove(before[0])
-        answer = await self._map(mapping, mapping.external_port, lease_s or FOR_EVER_S)
+        answer = await self._map(mapping, mapping.external_port, lease_s or LONGEST_LIFETIME_S)
         self._check(answer, str(mapping))
         if answer.external_port != mapping.external_port:
             await self._map(mapping, 0, 0)

@@ -1,4 +1,4 @@
-"""What a router holds, and what is asked of it. Ports host order, addresses IPv4 texts, leases seconds (0: for ever)."""
+"""Port mappings, and the interface of a router. Ports host order, addresses IPv4 texts, leases seconds (0: no end)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GatewayRefusal(LbError):
 
 
 class MappingConflict(LbError):
-    """The router's port is another one's; `owner` is the description it is held under, '' where the router does not say."""
+    """Another owner has the router's port; `owner` is its description, '' where the router does not name it."""
 
     def __init__(self, message: str, owner: str = "") -> None:
         super().__init__(message)
@@ -61,7 +61,7 @@ class PortMapping(Struct, frozen=True):
 
 
 class HeldMapping(Struct, frozen=True):
-    """A mapping as the router has it; `lease_s` is what is left of it, 0 where it says no end."""
+    """A mapping as the router has it; `lease_s` is what is left of it, 0 where it has no end."""
 
     mapping: PortMapping
     lease_s: int = 0
@@ -69,7 +69,7 @@ class HeldMapping(Struct, frozen=True):
 
 
 class Gateway(ABC):
-    """A router. Each call raises GatewayUnreachable and GatewayFailure, and what it says besides."""
+    """A router. Each call raises GatewayUnreachable and GatewayFailure, and what its docstring names."""
 
     name: str  # in messages
     local_address: str  # of this host, as the router sees it
@@ -94,7 +94,7 @@ class Gateway(ABC):
 
     @abstractmethod
     async def mappings(self) -> Sequence[HeldMapping]:
-        """Return every mapping of the router, as far as it says them."""
+        """Return every mapping that the router lists."""
 
 
 def is_public(address: str) -> bool:

@@ -1,6 +1,6 @@
 """A router that speaks UPnP IGD: the actions of WANIPConnection:1, :2 and WANPPPConnection:1, and what their errors mean.
 
-AddAnyPortMapping, which gives another port where the one wanted is taken, is not used: clients know a Service by its own port.
+AddAnyPortMapping, which gives another port where the one wanted is taken, is not used: clients use the Service's own port.
 """
 
 from __future__ import annotations

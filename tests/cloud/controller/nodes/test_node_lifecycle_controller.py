@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,6 +82,7 @@ def deletions(answers: list[str]) -> list[int]:
     return asyncio.run(look())
 
 
+@pytest.mark.long
 @given(st.lists(st.sampled_from(["no", "no", *ANSWERS, READY]), max_size=12))
 def test_two_clear_answers_in_a_row(answers: list[str]) -> None:
     run, expected, found = 0, 0, []

@@ -1,0 +1,80 @@
+"""Joins the solicited-node groups of announced IPv6 addresses, so that switches with MLD snooping forward solicitations.
+
+The kernel reports the membership to such switches, and answers their queries, while the sockets exist: they end with the agent.
+Source: RFC 4291 §2.7.1, RFC 4861 §7.2.1; ipv6(7); the kernel (behaviour).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import struct
+from collections.abc import Collection
+
+from lbagent.announce.l2.frames import solicited_node
+from lbagent.announce.leader.former_leaders import DeviceAddress
+from lbagent.model.address import format_ip
+
+log = logging.getLogger(__name__)
+FULL = (errno.ENOMEM, errno.ENOBUFS)  # net.core.optmem_max holds some hundred memberships a socket
+GOING = (errno.ENODEV, errno.ENXIO, errno.EADDRNOTAVAIL)  # of a device without IPv6, or that is going
+Group = tuple[int, bytes]  # ifindex, address of the group
+
+
+class SolicitedGroups:
+    """Owner of the memberships."""
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+        self._joined: dict[Group, socket.socket] = {}
+        self._said = ""  # the failure that was logged last
+
+    def use(self, places: Collection[DeviceAddress]) -> None:
+        """Be a member of the groups of these addresses, by device, and of no other. No failure raises."""
+        wanted = {(ifindex, solicited_node(address)) for ifindex, address in places if len(address) == 16}
+        for group in self._joined.keys() - wanted:
+            _tell(self._joined.pop(group), socket.IPV6_LEAVE_GROUP, group)
+        failure = ""
+        for group in wanted - self._joined.keys():
+            failure = self._join(group) or failure
+        if failure and failure != self._said:
+            log.warning("a switch that filters by MLD may not pass who asks for an address", extra={"error": failure})
+        self._said = failure
+
+    def close(self) -> None:
+        """End all memberships."""
+        for sock in self._sockets:
+            sock.close()
+        self._sockets.clear()
+        self._joined.clear()
+
+    def _join(self, group: Group) -> str:
+        """Become a member, by a socket that has room; return why not, '' also where there is no use."""
+        error = errno.ENOMEM
+        for sock in reversed(self._sockets):
+            error = _tell(sock, socket.IPV6_JOIN_GROUP, group)
+            if error not in FULL:
+                break
+        try:
+            if error in FULL:
+                sock = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+                self._sockets.append(sock)
+                error = _tell(sock, socket.IPV6_JOIN_GROUP, group)
+        except OSError as failure:  # a machine without IPv6
+            error = failure.errno or errno.EIO
+        if not error:
+            self._joined[group] = sock
+        elif error not in (*GOING, errno.EAFNOSUPPORT):
+            return f"group {format_ip(group[1])}: {errno.errorcode.get(error, error)}"
+        return ""
+
+
+def _tell(sock: socket.socket, option: int, group: Group) -> int:
+    """Join or leave a group; return the errno, 0 when it is done."""
+    ifindex, address = group
+    try:
+        sock.setsockopt(socket.IPPROTO_IPV6, option, address + struct.pack("@I", ifindex))
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0

@@ -1,0 +1,360 @@
+"""What this node does about one address on layer 2: a state machine with the clock given. No I/O.
+
+The Lease of an address names its leader; a node lives by a Lease of its own. What this node has read of both is in a
+`LeaseStatus`, the machine's input; its output is acts. `Rule` is the whole of who may begin to answer:
+
+    no Leases (a folder alone)         this node, unless a foreign host uses the address
+    the Lease names this node          the same; the node that had it before may still answer, and stops when it sees this one
+    it names a live node               not this one; where that node's Lease is overdue, the one that would follow probes already
+    it names a dead node, or none      the node that rendezvous hashing prefers: when no node answers a probe on the wire, and
+                                       in any case after `restart_grace_s`, when a program that still answers has stopped
+    the API server does not answer     not this one; a leader keeps announcing
+
+Programs keep answering on a node whose agent died, and such a node sees no frame of another one. So a node that starts to announce
+probes soon afterwards. If another node still answers, it stops, and waits until that one is silent. A node that took a Lease over
+`doubts` that it is alone for as long as such programs may last: the other node's cable may have been unplugged, and be back.
+
+A foreign host (no node of the cluster) that claims an announced address is answered by an announcement, at most once in
+DEFEND_INTERVAL_S (RFC 5227 §2.4 c).
+With `defends` false the address is given up at its second claim in that time (§2.4 b): any host of the link can take it so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum, StrEnum
+from typing import NamedTuple
+
+from msgspec import Struct
+
+PROBES, PROBE_GAP_S, PROBE_WAIT_S = 3, 0.1, 0.1  # RFC 5227 has seconds: no failover could wait for them
+PROBE_S = (PROBES - 1) * PROBE_GAP_S + PROBE_WAIT_S
+SLACK_S = 0.01  # a clock's rounding, and a timer's
+PROBE_RETRY_DELAY_S = 0.5  # while the node that led before still answers
+BURST_S = (0.0, 1.0, 2.0, 5.0, 10.0)  # after the start: when announcements are sent, as one may be lost
+CHECK_S = (0.4, 0.6, 0.8)  # after the start: when probes check that this node is alone
+HANDOVER_GRACE_S = 0.8  # a leader that handed its Lease over answers no longer than this
+HANDOVER_RETRY_DELAY_S = 1.0
+DEFEND_INTERVAL_S = 10.0  # RFC 5227 §2.4
+CONFLICT_S = 60.0  # until an address that a foreign host uses is tried again
+CLAIM_S = CONFLICT_S + 5.0  # until a claim counts no longer; it counts on while the address is tried again
+
+
+class Phase(Enum):
+    """Where the machine is. ANNOUNCED, GIVING and LEAVING answer."""
+
+    STANDBY = "standby"
+    PROBING = "probing"
+    CLAIMING = "claiming"  # the Lease is being written
+    ANNOUNCED = "announced"
+    GIVING = "giving"  # the Lease is being written to another node
+    LEAVING = "leaving"  # another node has the Lease, and no frame of it came yet
+    CONFLICT = "conflict"
+
+
+ANSWERING = frozenset((Phase.ANNOUNCED, Phase.GIVING, Phase.LEAVING))
+
+
+class Rule(Enum):
+    """Whether this node may begin to answer."""
+
+    NO = 0
+    SOON = 1  # when the leader's Lease runs out: probes are sent already
+    IF_SILENT = 2  # nothing on the wire answers
+    IF_NO_STRANGER = 3  # another node of ours may
+
+
+class LeaseStatus(Struct, frozen=True):
+    """What is known of an address now. `holder` is '' where no Lease names a node.
+
+    `elects`: Leases decide; `fresh`: what is known of them is what the server has. `holder_dead_s`: since the Lease of its node ran
+    out, negative while it lives. `preferred` '': no live node may announce it; a holder whose Lease is overdue counts as dead.
+    """
+
+    eligible: bool
+    elects: bool = False
+    fresh: bool = False
+    holder: str = ""
+    holder_dead_s: float = -1.0
+    preferred: str = ""
+
+
+class Act(StrEnum):
+    """What the machine orders; Order has the node or host."""
+
+    PROBE = "probe"
+    CLAIM = "claim"  # write this node into the Lease; `claimed` takes the result
+    GIVE = "give"  # write another node into it; `given` takes the result
+    ANNOUNCE = "announce"  # answer from now on, and send announcements
+    REPEAT = "repeat"  # send announcements again
+    WITHDRAW = "withdraw"  # answer no longer
+    CONFLICT = "conflict"  # a foreign host uses the address: warn its users
+    CONTESTED = "contested"  # a foreign host claims it, and this node keeps answering: warn its users
+
+
+class Order(NamedTuple):
+    """An act; `who` is the node that gets the Lease, `mac` the foreign host's."""
+
+    act: Act
+    who: str = ""
+    mac: bytes = b""
+
+
+class VipSettings(NamedTuple):
+    """`node` is this one. With `probe` false this node sends no probes before it announces. `defends`: see above."""
+
+    node: str
+    restart_grace_s: float
+    probe: bool = True
+    defends: bool = True
+
+
+def is_overdue(holder_dead_s: float) -> bool:
+    """Return whether a Lease was not renewed in time, and runs out unless it is by the time that probes take."""
+    return -PROBE_S - SLACK_S <= holder_dead_s < 0
+
+
+def rule(status: LeaseStatus, settings: VipSettings) -> Rule:
+    """Return whether this node may begin to answer for an address."""
+    if not status.eligible:
+        return Rule.NO
+    if not status.elects:
+        return Rule.IF_NO_STRANGER
+    if not status.fresh:
+        return Rule.NO
+    if status.holder == settings.node:
+        return Rule.IF_NO_STRANGER
+    if status.preferred != settings.node:
+        return Rule.NO
+    if status.holder and status.holder_dead_s < 0:
+        return Rule.SOON if is_overdue(status.holder_dead_s) else Rule.NO
+    if status.holder and status.holder_dead_s >= settings.restart_grace_s:
+        return Rule.IF_NO_STRANGER
+    return Rule.IF_SILENT
+
+
+class VipMachine:
+    """One address on this node. Times are seconds of one steady clock."""
+
+    def __init__(self, settings: VipSettings, now: float, *, answers: bool = False) -> None:
+        """`answers`: an earlier agent left the address announced."""
+        self.settings = settings
+        self.phase = Phase.ANNOUNCED if answers else Phase.STANDBY
+        self.conflicting_mac = b""  # of a host outside the cluster that uses the address
+        self.yielded_to = ""  # the node whose announcement was seen
+        self.lease_status = LeaseStatus(eligible=False)
+        self._due = now  # when the phase is due next
+        self._probes = 0  # sent
+        self._peer_answered = False
+        self._announcements: list[float] = []  # when they are due
+        self._checks: list[float] = []  # when probes are due that check whether another node answers too
+        self._checked_from = self._patient_until = self._doubts_until = float("-inf")
+        self._defended = self._conflict_until = float("-inf")
+        self._claimed_by = b""  # MAC address of the foreign host that claimed it last
+        self._may_give = now
+
+    @property
+    def answers(self) -> bool:
+        """Whether the programs of this node answer for the address."""
+        return self.phase in ANSWERING
+
+    def doubts(self, now: float) -> bool:
+        """Return whether it answers, and a node without an agent that had the address before may answer too."""
+        return now < self._doubts_until and self.answers
+
+    def conflict_with(self, now: float) -> bytes:
+        """Return the MAC address of a foreign host that uses or claims the address, b'' for none."""
+        return self._claimed_by if now < self._conflict_until else b""
+
+    def _claimed(self, now: float, mac: bytes) -> None:
+        self._claimed_by, self._conflict_until = mac, now + CLAIM_S
+
+    def wake_at(self) -> float:
+        """Return when `step` must be called although nothing changed."""
+        quiet = self.phase in (Phase.CLAIMING, Phase.GIVING, Phase.ANNOUNCED)
+        return min(*self._announcements[:1], *self._checks[:1], float("inf"), float("inf") if quiet else self._due)
+
+    def step(self, now: float, status: LeaseStatus) -> Iterator[Order]:
+        """Take what is known now; yield what is to be done, in order."""
+        self.lease_status = status
+        match self.phase:
+            case Phase.STANDBY:
+                yield from self._stand_by(now, status)
+            case Phase.PROBING:
+                yield from self._probe(now, status)
+            case Phase.ANNOUNCED:
+                yield from self._lead(now, status)
+            case Phase.LEAVING:
+                if status.holder == self.settings.node and status.eligible:
+                    self.phase = Phase.ANNOUNCED
+                elif now >= self._due:
+                    yield from self._withdraw(now)
+            case Phase.CONFLICT:
+                if now >= self._due or not status.eligible:
+                    self._stand(now)
+                    yield from self._stand_by(now, status)
+            case Phase.CLAIMING | Phase.GIVING:
+                pass
+        while self._announcements and now >= self._announcements[0]:
+            self._announcements.pop(0)
+            if self.answers:
+                yield Order(Act.REPEAT)
+        while self._checks and now >= self._checks[0]:
+            self._checks.pop(0)
+            yield Order(Act.PROBE)
+
+    def lapse(self, now: float) -> None:
+        """Take that the programs stopped by themselves, as the agent did not move their time on: another node may answer."""
+        if self.answers:
+            self._stand(now)
+
+    # --- not leading ---
+
+    def _stand(self, now: float, pause_s: float = 0.0) -> None:
+        self.phase, self._due, self._announcements, self._checks = Phase.STANDBY, now + pause_s, [], []
+
+    def _stand_by(self, now: float, status: LeaseStatus) -> Iterator[Order]:
+        if not status.eligible:
+            self.conflicting_mac, self._conflict_until = b"", float("-inf")
+        allowed = rule(status, self.settings)
+        if allowed is Rule.NO:
+            yield from self._give_unused(now, status)
+            self._due = float("inf")
+            return
+        if now < self._due < float("inf"):
+            return
+        if not self.settings.probe and self._may_begin_beside(now, allowed):
+            yield from self._claim(now, status)
+            return
+        self.phase, self._probes, self._peer_answered, self.conflicting_mac = Phase.PROBING, 0, False, b""
+        self._due = now
+        yield from self._probe(now, status)
+
+    def _probe(self, now: float, status: LeaseStatus) -> Iterator[Order]:
+        allowed = rule(status, self.settings)
+        if allowed is Rule.NO:
+            self._stand(now)
+        elif now >= self._due and self._probes < PROBES:
+            self._probes += 1
+            self._due = now + (PROBE_GAP_S if self._probes < PROBES else PROBE_WAIT_S)
+            yield Order(Act.PROBE)
+        elif now >= self._due:
+            if self._peer_answered and not self._may_begin_beside(now, allowed):
+                self._stand(now, PROBE_RETRY_DELAY_S)
+            elif allowed is Rule.SOON:
+                self._due = now - status.holder_dead_s
+            else:
+                yield from self._claim(now, status)
+
+    def _may_begin_beside(self, now: float, allowed: Rule) -> bool:
+        """Return whether this node may begin although another one of ours answers, which stops when it sees this one."""
+        return allowed is Rule.IF_NO_STRANGER and now >= self._patient_until
+
+    def _claim(self, now: float, status: LeaseStatus) -> Iterator[Order]:
+        if status.elects and status.holder != self.settings.node:
+            self.phase, self._doubts_until = Phase.CLAIMING, now + self.settings.restart_grace_s
+            yield Order(Act.CLAIM)
+        else:
+            yield from self._announce(now)
+
+    def claimed(self, now: float, *, done: bool) -> Iterator[Order]:
+        """Take how the writing of this node's name ended; what follows is yielded."""
+        if self.phase is not Phase.CLAIMING:
+            return
+        if done:
+            yield from self._announce(now)
+        else:
+            self._stand(now, PROBE_RETRY_DELAY_S)
+
+    def _announce(self, now: float) -> Iterator[Order]:
+        self.phase, self.conflicting_mac, self.yielded_to = Phase.ANNOUNCED, b"", ""
+        self._conflict_until = float("-inf")
+        self._announcements = [now + after for after in BURST_S]
+        self._checked_from = now + CHECK_S[0]
+        self._checks = [now + after for after in CHECK_S if self.lease_status.elects]
+        yield Order(Act.ANNOUNCE)
+
+    def _give_unused(self, now: float, status: LeaseStatus) -> Iterator[Order]:
+        """Give away a Lease that this node cannot use: no other one takes it while this one lives."""
+        is_ours = status.elects and status.fresh and status.holder == self.settings.node
+        if (
+            is_ours
+            and not status.eligible
+            and status.preferred not in ("", self.settings.node)
+            and now >= self._may_give
+        ):
+            self._may_give = now + HANDOVER_RETRY_DELAY_S
+            yield Order(Act.GIVE, status.preferred)
+
+    # --- leading ---
+
+    def _lead(self, now: float, status: LeaseStatus) -> Iterator[Order]:
+        own = self.settings.node
+        if status.elects and status.fresh and status.holder != own:
+            if rule(status, self.settings) is Rule.NO:  # a live node took it, and answers already
+                yield from self._withdraw(now)
+            elif (
+                now >= self._may_give
+            ):  # the Lease was deleted, or names a node that died: it is written, while the programs answer on
+                self._may_give = now + HANDOVER_RETRY_DELAY_S
+                yield Order(Act.CLAIM)
+        elif status.elects and status.fresh and status.preferred not in ("", own):
+            if now >= self._may_give:
+                self._may_give = now + HANDOVER_RETRY_DELAY_S
+                self.phase = Phase.GIVING
+                yield Order(Act.GIVE, status.preferred)
+        elif not status.eligible:
+            yield from self._withdraw(now)
+
+    def given(self, now: float, *, done: bool) -> None:
+        """Take how the writing of another node's name ended."""
+        if self.phase is Phase.GIVING:
+            self.phase, self._due = (Phase.LEAVING, now + HANDOVER_GRACE_S) if done else (Phase.ANNOUNCED, now)
+
+    def _withdraw(self, now: float, pause_s: float = 0.0) -> Iterator[Order]:
+        self._stand(now, pause_s)
+        self._conflict_until = float("-inf")
+        yield Order(Act.WITHDRAW)
+
+    # --- frames of other hosts ---
+
+    def sighted(self, now: float, mac: bytes, node: str) -> Iterator[Order]:
+        """Take a frame in which a host claims the address: a `node` of the cluster, or '' for a foreign host."""
+        if self.phase is Phase.PROBING:
+            if node:
+                self._peer_answered = True
+            else:
+                self.conflicting_mac = mac
+                yield from self._conflict(now)
+        elif self.phase in (Phase.LEAVING, Phase.GIVING) and node:
+            self.yielded_to = node
+            yield from self._withdraw(now)
+        elif self.answers:
+            yield from self._contested(now, mac, node)
+
+    def _contested(self, now: float, mac: bytes, node: str) -> Iterator[Order]:
+        holds = self.lease_status.elects and self.lease_status.fresh and self.lease_status.holder == self.settings.node
+        is_deaf = self._checked_from <= now <= max(self._checked_from + CHECK_S[-1], self._doubts_until)
+        if node and (is_deaf or not holds):
+            self.yielded_to = node
+            if holds:  # its agent did not see this one: it is dead, and its programs stop by then
+                self._patient_until = now + self.settings.restart_grace_s
+            yield from self._withdraw(now, PROBE_RETRY_DELAY_S)
+            return
+        if not node and self.settings.defends:
+            is_new = not self.conflict_with(now)
+            self._claimed(now, mac)
+            if is_new:
+                yield Order(Act.CONTESTED, mac=mac)
+        if now - self._defended >= DEFEND_INTERVAL_S:
+            self._defended = now
+            yield Order(Act.REPEAT)
+        elif not node and not self.settings.defends:
+            self.conflicting_mac = mac
+            yield Order(Act.WITHDRAW)
+            yield from self._conflict(now)
+
+    def _conflict(self, now: float) -> Iterator[Order]:
+        self.phase, self._due, self._announcements, self._checks = Phase.CONFLICT, now + CONFLICT_S, [], []
+        self._claimed(now, self.conflicting_mac)
+        yield Order(Act.CONFLICT, mac=self.conflicting_mac)

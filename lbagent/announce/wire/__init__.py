@@ -1,1 +1,0 @@
-"""What is said and heard on the link: frames, sockets, groups, and when the wire is asked."""

@@ -1,0 +1,266 @@
+"""C sources -> one text a compile unit: local includes flattened with `#line`, constants generated from maps/*layout.py.
+
+BCC does not rewrite code in included headers, and clang errors must still name the real file; hence the flattening.
+Pure: reads files, nothing else. Source: docs/datapath.md (units and names).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from lbagent.bpf.compiler.rewrite import CAS_CALL, ENTRY6_CALL, MAP_WORDS
+from lbagent.bpf.hooks import CONTEXTS
+from lbagent.bpf.tail_calls import TAIL_CALLS, call_slot, program_functions
+from lbagent.errors import CompileError
+from lbagent.maps import flow_layout, layout
+from lbagent.maps.reasons import REASON_SLOTS, Event, Reason
+from lbagent.maps.specs import MAP_BASE, MAP_NAMES
+from lbagent.model.family import Family
+
+BPF_DIR = Path(__file__).resolve().parents[1]
+STUB_DIR = BPF_DIR / "stub"
+INCLUDE_DIR = BPF_DIR / "include"
+# headers are named without their folder: a name is there once
+INCLUDE_DIRS = tuple(
+    INCLUDE_DIR / folder for folder in ("base", "hook", "parse", "service", "flow", "forward", "program")
+)
+ARTIFACT_PATH = BPF_DIR / "lbagent.bpf.json"
+
+# -nostdinc: a header of the build machine must never slip in; the rest comes from stub/
+BASE_FLAGS = (
+    "-nostdinc",
+    "-Werror=implicit-function-declaration",
+    "-Wall",
+    "-Wno-unused-function",
+    "-Wno-unused-variable",
+)
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+_PRAGMA_ONCE = re.compile(r"^\s*#\s*pragma\s+once\b")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One compilation: a C file for a context (bpf/hooks.py), and its flags."""
+
+    name: str
+    path: Path
+    context: str
+    flags: tuple[str, ...]
+
+
+UNITS: tuple[Unit, ...] = tuple(
+    Unit(f"{Path(source).stem}_{context.name}", BPF_DIR / source, context.name, (context.flag,))
+    for context in CONTEXTS.values()
+    for source in context.sources
+)
+
+
+def unit_text(unit: Unit, include_dirs: tuple[Path, ...] = INCLUDE_DIRS) -> str:
+    """Return everything BCC is given for a unit: the prelude, the flattened file, the programs of bpf/tail_calls.py."""
+    family = _FAMILIES.get(unit.path.name)
+    return prelude() + flatten(unit.path, include_dirs) + (programs_text(unit.context, family) if family else "")
+
+
+_FAMILIES = {f"lb{family}.c": family for family in Family}  # the sources that have the programs of bpf/tail_calls.py
+
+
+def programs_text(hook: str, family: Family) -> str:
+    """Return the programs behind the entry points, one call of a C function each.
+
+    They are text, not a macro's expansion: BCC finds no function that a macro made.
+    """
+    lines = ['#line 1 "generated from bpf/tail_calls.py"']
+    for name, function in program_functions(hook, family).items():
+        lines += [f"int {name}(lb_ctx *ctx)", "{", f"\treturn {function}(ctx);", "}"]
+    return "\n".join(lines) + "\n"
+
+
+def flatten(path: Path, include_dirs: tuple[Path, ...] = INCLUDE_DIRS) -> str:
+    """Return the file with its local includes in place, each only once (`#pragma once` is implied).
+
+    `#include "x.h"` is looked for beside the including file, then in `include_dirs`; `<...>` includes are left alone.
+    Raises CompileError naming file and line of an include that is not there.
+    """
+    out: list[str] = []
+    _flatten(path.resolve(), include_dirs, set(), out)
+    return "\n".join(out) + "\n"
+
+
+def _flatten(path: Path, include_dirs: tuple[Path, ...], seen: set[Path], out: list[str]) -> None:
+    seen.add(path)
+    shown = display_name(path)
+    out.append(f'#line 1 "{shown}"')
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        match = _INCLUDE.match(line)
+        if match:
+            target = _find(match.group(1), path, include_dirs, f"{shown}:{number}")
+            if target not in seen:
+                _flatten(target, include_dirs, seen, out)
+                out.append(f'#line {number + 1} "{shown}"')
+            else:
+                out.append("")
+        else:
+            out.append("" if _PRAGMA_ONCE.match(line) else line)
+
+
+def _find(name: str, includer: Path, include_dirs: tuple[Path, ...], where: str) -> Path:
+    for folder in (includer.parent, *include_dirs):
+        found = os.path.normpath(
+            os.path.join(folder, name)
+        )  # an agent's start waits for this: pathlib takes 10 times as long
+        if os.path.isfile(found):
+            return Path(found)
+    raise CompileError(f'{where}: #include "{name}": no such file beside it or in {", ".join(map(str, include_dirs))}')
+
+
+def display_name(path: Path) -> str:
+    """Return the name clang shall print: relative to the checkout where the file is inside it."""
+    root = BPF_DIR.parent.parent
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+# --- the prelude: C never repeats a number that Python has ---
+
+_C_TYPES = {"u8": "u8", "u16": "u16", "u32": "u32", "u64": "u64", "be16": "__be16", "be32": "__be32"}
+
+
+def prelude() -> str:
+    """Return the generated C text: constants, map numbers, structs with their size and offset checks."""
+    parts = ['#line 1 "generated from maps/layout.py and maps/flow_layout.py"']
+    parts += [f"#define {name} {value}" for name, value in constants().items()]
+    parts += [f"#define {name} {value}" for name, value in flow_constants().items()]
+    parts += _maps()
+    for record in layout.LAYOUTS:
+        parts += _struct(record)
+    return "\n".join(parts) + "\n"
+
+
+_ENUMS: tuple[tuple[str, type[IntEnum]], ...] = (
+    ("PATH", layout.PathFlag),
+    ("PATH_L4", layout.PathL4),
+    ("DEVICE", layout.DeviceFlag),
+    ("CONFIG", layout.ConfigFlag),
+    ("MIGRATE", layout.MigrateWhat),
+    ("CT", flow_layout.FlowState),
+    ("FIN", flow_layout.Fin),
+    ("FORWARD", flow_layout.ForwardMode),
+    ("REASON", Reason),
+    ("EVENT", Event),
+)
+
+
+def constants() -> dict[str, int]:
+    """Return the upper-case ints of layout.py and flow_layout.py and their enums, by their names in C."""
+    found = {
+        name: value
+        for module in (layout, flow_layout)
+        for name, value in vars(module).items()
+        if name.isupper() and type(value) is int and not name.startswith("_")
+    }
+    found["REASON_SLOTS"] = REASON_SLOTS
+    found.update((f"CALL_{call.name.upper()}", call_slot(call.name, Family.IPV4)) for call in TAIL_CALLS)
+    found.update(CAS_CALL=CAS_CALL, ENTRY6_CALL=ENTRY6_CALL)
+    found.update(MAP_WORDS)
+    found.update((f"{prefix}_{item.name}", int(item)) for prefix, enum in _ENUMS for item in enum)
+    return found
+
+
+class _CWords(NamedTuple):
+    """How C names the words of a record of flow_layout.py, and their fields."""
+
+    records: Mapping[Family, flow_layout.WordRecord]
+    numbers: str  # NUMBERS_WORD is a word's number in the record
+    fields: Mapping[str, str]  # by word: PREFIX_FIELD_SHIFT, _BITS and _MASK are a field's place in it
+
+
+_C_WORDS = (
+    _CWords(
+        flow_layout.FLOW, "E", {"owner": "OWNER", "vip": "VIP", "value": "V", "seen": "SEEN", "checksum": "CHECKSUM"}
+    ),
+    _CWords(flow_layout.SNAT, "SNAT_SLOT", {"holder": "SNAT_SLOT", "meta": "SNAT_META"}),
+)
+
+
+def flow_constants() -> dict[str, str]:
+    """Return what C knows of the words of flow entries and SNAT slots: name -> expression, which may depend on LB_FAMILY.
+
+    A word's own name is left out of its fields' (`vip_port` of the word `vip` is VIP_PORT), and a field that fills its word has
+    no shift and no mask.
+    """
+    by_family: dict[str, dict[Family, str]] = defaultdict(dict)
+    for words in _C_WORDS:
+        for family, record in words.records.items():
+            for number, word in enumerate(record.word_names):
+                by_family[f"{words.numbers}_{word.upper()}"][family] = str(number)
+            for name, field in record.fields.items():
+                if field.width < 64:
+                    word = record.word_names[field.word]
+                    parts = [words.fields[word], *name.removeprefix(word).strip("_").upper().split("_")]
+                    prefix = "_".join(part for part in parts if part)
+                    by_family[f"{prefix}_SHIFT"][family] = str(field.shift)
+                    by_family[f"{prefix}_BITS"][family] = str(field.width)
+                    by_family[f"{prefix}_MASK"][family] = f"{field.mask:#x}ULL"
+    return {name: _of_family(values) for name, values in by_family.items()}
+
+
+def _of_family(values: Mapping[Family, str]) -> str:
+    four, six = (values.get(family) for family in Family)
+    if four and six and four != six:
+        return f"(LB_FAMILY == 4 ? {four} : {six})"
+    return four or six or ""
+
+
+# A constant that bpf/compiler/rewrite.py makes a descriptor, an address or a setting of. Behind `asm` the compiler can neither
+# compute with it nor keep it over calls; LLVM's own intrinsic for descriptors counts as a write to memory, after which
+# everything is read again.
+_MAP_WORDS = """\
+static inline __attribute__((always_inline)) u64 map_word(u64 kind, u64 number)
+{
+	u64 word = kind << 32 | number;
+
+	asm volatile("" : "+r"(word));
+	return word;
+}
+#define MAPFD(name) ((void *)map_word(MAP_WORD_FD, MAP_##name))
+#define MAPVAL(name) ((void *)map_word(MAP_WORD_VALUE, MAP_##name))
+#define CFG(field) map_word(MAP_WORD_CONFIG, __builtin_offsetof(struct lb_config, field))
+"""
+
+
+def _maps() -> list[str]:
+    """Return the symbolic descriptors; the loader puts the real ones in (`artifact.Relocation`)."""
+    lines = [f"#define MAP_{name} {MAP_BASE + index}" for index, name in enumerate(MAP_NAMES)]
+    lines += _MAP_WORDS.splitlines()
+    return lines
+
+
+def _struct(record: layout.Layout) -> list[str]:
+    offsets = record.offsets()
+    wide = record.size % 8 == 0  # u64 halves would otherwise make the compiler pad the end
+    lines = [f"struct {record.name} {{"]
+    lines += [f"\t{_member(kind, name, wide and offsets[name] % 8 == 0)};" for name, kind in record.fields]
+    lines.append("};")
+    lines.append(f'_Static_assert(sizeof(struct {record.name}) == {record.size}, "size of {record.name}");')
+    lines += [
+        f'_Static_assert(__builtin_offsetof(struct {record.name}, {name}) == {at}, "offset of {record.name}.{name}");'
+        for name, at in offsets.items()
+    ]
+    return lines
+
+
+def _member(kind: str, name: str, wide: bool) -> str:
+    if kind.startswith("pad"):
+        return f"u8 {name}[{kind[3:]}]"
+    if kind == "mac":
+        return f"u8 {name}[6]"
+    if kind == "be128":
+        return f"u64 {name}[2]" if wide else f"u32 {name}[4]"
+    return f"{_C_TYPES[kind]} {name}"

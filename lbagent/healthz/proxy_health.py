@@ -1,0 +1,75 @@
+"""/healthz and /livez: whether the proxy of a node keeps up, and whether the node should be sent traffic. /readyz: the first sync.
+
+Unhealthy is what has waited longer than STALE_S to be put in force; a silent API server is not. Not eligible (/healthz only) is a
+node that goes away. Balancers take a node out of their set by it. Source: KEP-3836, kube-proxy's proxy_health.go (behaviour).
+/readyz is not kube-proxy's: the readiness probe of the DaemonSet asks it, so that a rolling update goes on only when packets meet
+what the API server says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import Struct
+
+from lbagent.http.http_server import Request, Response
+
+STALE_S = 60.0  # twice kube-proxy's sync period
+PATHS = ("healthz", "livez")
+READY_PATH = "readyz"
+
+
+class SyncProgress(Struct, frozen=True):
+    """When a State was in force last (epoch seconds, 0: never), and since when a newer one waits (monotonic)."""
+
+    updated_at: float = 0.0
+    pending_since: float | None = None
+
+
+class ProxyHealth:
+    """Answers the two questions; `codes` counts the answers by (path, status)."""
+
+    def __init__(
+        self,
+        progress: Callable[[], SyncProgress],
+        is_eligible: Callable[[], bool],
+        is_ready: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._progress = progress
+        self._is_eligible = is_eligible
+        self._is_ready = is_ready
+        self.codes: Counter[tuple[str, int]] = Counter()
+
+    def is_healthy(self) -> bool:
+        """Return whether nothing has waited too long. An agent that starts is healthy: what was there serves."""
+        since = self._progress().pending_since
+        return since is None or time.monotonic() - since < STALE_S
+
+    async def answer(self, request: Request) -> Response:
+        """Answer GET /healthz, GET /livez and GET /readyz."""
+        name = request.path.strip("/")
+        if name == READY_PATH:
+            ready = self._is_ready()
+            return Response(200 if ready else 503, msgspec.json.encode({"ready": ready}) + b"\n")
+        if name not in PATHS:
+            return Response(404, b"only /healthz, /livez and /readyz are here\n", "text/plain; charset=utf-8")
+        alive, now = self.is_healthy(), time.time()
+        eligible = self._is_eligible()
+        healthy = alive and (eligible or name == "livez")
+        last = now if healthy else self._progress().updated_at  # of a healthy one it is recent, as in kube-proxy
+        body: dict[str, object] = {"lastUpdated": _text(last), "currentTime": _text(now)}
+        if name == "healthz":
+            body["nodeEligible"] = eligible
+        body["healthy"] = healthy
+        status = 200 if healthy else 503
+        self.codes[name, status] += 1
+        headers = (("X-Content-Type-Options", "nosniff"),)
+        return Response(status, msgspec.json.encode(body) + b"\n", headers=headers)
+
+
+def _text(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,5 @@
+"""HTTP/1.1: heads of messages, the server with bounded requests and responses, and listeners by address.
+
+Import `message_head.py`, `http_server.py`, `listeners.py`. The content is not here: `api`, `healthz` and `cloud/controller` have
+the handlers.
+"""

@@ -1,0 +1,262 @@
+"""DataPlane: what the agent, its API, health ports and metrics use of a data plane, whichever it is.
+
+A data plane is a Target (sync/target_protocol.py): the loop gives it each State, and `reconcile` plans it and applies the plan.
+It also opens and closes, shows what it serves, and counts flows and packets. The agent has one *serving* data plane: it decides
+whether the agent is ready, and `svc list`, `status` and the metrics come from it. Further ones are targets only. Maps, programs
+and chains stay behind this module. `features` names what a data plane can do; a method whose feature is not among them returns
+an empty value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from msgspec import Struct
+
+from lbagent.config import Config
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import Backend, BackendState
+from lbagent.model.family import Family
+from lbagent.model.state import State
+from lbagent.net.snapshot import NodeNetwork
+from lbagent.sync.target_protocol import Target
+
+Traffic = tuple[int, int]  # packets, bytes
+Usage = tuple[int, int]  # entries in use, entries that there can be
+OnNetwork = Callable[[NodeNetwork], None]
+SocketFrontend = tuple[bytes, int]  # what a process connected to: packed address, port
+FrontendOf = Callable[[int, L3n4Addr], SocketFrontend | None]  # by cookie of a TCP socket, and the backend it got
+
+
+class Feature(StrEnum):
+    """What a data plane can do. The words are those of `lbagent renderers`: never rename one."""
+
+    AFFINITY = "affinity"  # session affinity by client address
+    ANNOUNCE = "announce"  # answers ARP and NDP for announced addresses (--announce)
+    COUNTERS = "counters"  # packets and bytes by frontend, backend and reason
+    FLOWS = "flows"  # lists and counts flows
+    MAGLEV = "maglev"
+    REJECT = "reject"  # RST and ICMP answers where a frontend has no backend
+    SNAT = "snat"
+    SOCKETS = "sockets"  # sockets of the node's own processes (--socket-lb, --apilb)
+    SOURCE_RANGES = "source_ranges"
+    WEIGHTS = "weights"
+
+
+class FlowCounts(NamedTuple):
+    """Live flows by backend id (a missing id has none; None: not counted yet), and how long ago they were counted."""
+
+    live: Mapping[int, int] | None
+    age_s: float = 0.0
+
+
+class Flow(Struct, frozen=True, gc=False):
+    """One flow. `state` and `mode` are words of the data plane; `backend` is None for an id that no backend of the State has."""
+
+    client: L3n4Addr
+    frontend: L3n4Addr
+    backend: L3n4Addr | None
+    state: str
+    mode: str
+    snat_port: int = 0
+
+
+class BackendWay(NamedTuple):
+    """How packets get to a backend: BackendRow's fields `way`, `device` and `way_reason`."""
+
+    way: str = ""
+    device: str = ""
+    reason: str = ""
+
+
+WayOf = Callable[[Backend], BackendWay]
+
+
+class DeviceStatus(Struct):
+    """One device that takes service traffic."""
+
+    name: str
+    ifindex: int
+    hooks: list[str]  # xdp, xdp-generic, tc_after_xdp, tc_ingress, tc_egress
+    problem: str = ""
+
+
+class CgroupStatus(Struct):
+    """The cgroup whose processes reach Services by socket programs."""
+
+    path: str
+    hooks: list[str]  # connect4, connect6, sendmsg4, sendmsg6, recvmsg4, recvmsg6, getpeername4, getpeername6
+
+
+class OutputStatus(Struct):
+    """One device by which remote backends are reached."""
+
+    name: str
+    kind: str  # '' for a NIC, else veth, bridge, vlan, ...
+    way: str  # xdp: XDP programs send by it; tc: every packet for it goes by tc
+    reason: str = ""  # why tc, where XDP programs run on other devices
+
+
+class PlaneStatus(Struct, frozen=True, kw_only=True):
+    """What `lbagent status` shows of a data plane: the fields of `Status` with these names."""
+
+    frontends: int = 0  # in force, wildcard rows not counted
+    backends: int = 0
+    attach: str = ""
+    bpffs: str = ""
+    artifact: str = ""
+    sweeps: int = 0
+    devices: Sequence[DeviceStatus] = ()
+    cgroups: Sequence[CgroupStatus] = ()
+    outputs: Sequence[OutputStatus] = ()
+    usage: Mapping[str, Usage] = {}  # by table
+
+
+class Counters(Struct, frozen=True, kw_only=True):
+    """What a data plane counted. An empty mapping: it counts nothing of that kind."""
+
+    reasons: Mapping[str, Traffic] = {}  # by the word of a verdict's reason
+    services: Mapping[int, Traffic] = {}  # by id of a frontend of the State
+    backends: Mapping[int, Traffic] = {}  # by id of a backend of the State
+    live_flows: Mapping[int, int] = {}  # by id of a backend, when they were counted last
+    send_errors: Mapping[str, int] = {}  # by device: frames that it did not take
+    snat_ports: int = 0  # of each remote backend, with each source address
+    snat_addresses: Mapping[Family, int] = {}  # further source addresses that the node has
+    snat_reclaimed: int = 0  # SNAT ports that new flows took from flows that were not established
+
+
+class Counts(Struct):
+    """What a data plane did since it was opened."""
+
+    syncs: int = 0  # plans applied
+    errors: int = 0
+    writes: int = 0
+    last_duration_s: float = 0.0
+
+
+class ServedState(Target, Protocol):
+    """The State of a data plane: which one is in force, and since when."""
+
+    first_pass: asyncio.Event  # ready, or something waits while what an earlier agent left goes on serving
+
+    @property
+    def state(self) -> State:
+        """The State in force, with ids."""
+
+    @property
+    def current_state(self) -> State:
+        """The State in force; before the first pass what an earlier agent left."""
+
+    @property
+    def wanted(self) -> State:
+        """The State that was asked for last, without ids: what is in force lacks what failed."""
+
+    async def changed_from(self, generation: int) -> int:
+        """Return the generation in force as soon as it differs from `generation`."""
+
+
+class DataPlane(ServedState, Protocol):
+    """What serves. The order of calls: `open`, `start`, States by `reconcile`, `serve` after the first pass, `close`."""
+
+    on_network: OnNetwork  # called with each new snapshot of the node's network, and in `start`
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What it can do."""
+
+    @property
+    def counts(self) -> Counts:
+        """What it did."""
+
+    @property
+    def network(self) -> NodeNetwork:
+        """The node's network as it is now; EMPTY before `start`."""
+
+    @property
+    def sweeps(self) -> int:
+        """How often the flows were counted: a count that began later than a change of the State has a higher number."""
+
+    @property
+    def restored(self) -> int:
+        """Frontends that an earlier agent left, as long as no pass was made."""
+
+    @property
+    def retained(self) -> int:
+        """Frontends that stay as an earlier agent left them because a source is untrusted."""
+
+    # --- life ---
+
+    async def open(self, require: Callable[[], None]) -> Mapping[str, str]:
+        """Take what it needs, and read what an earlier agent left; return the settings that are not in force, and why.
+
+        `require` is called before anything is created or changed, and raises what keeps the agent from starting. Raises LbError.
+        """
+
+    async def start(self, group: asyncio.TaskGroup) -> None:
+        """Start what runs beside the passes; tasks go into the group. Raises what keeps the agent from starting."""
+
+    async def serve(self, group: asyncio.TaskGroup) -> None:
+        """Let packets meet what the first pass put in force. Raises LbError."""
+
+    def check(self, config: Config) -> None:
+        """Raise LbError where a new configuration cannot be used; nothing is changed."""
+
+    async def reconfigure(self, config: Config) -> dict[str, str]:
+        """Take over a new configuration; return which settings are not in force, and why. Raises LbError."""
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a change of settings stopped half-way: nothing is lost, and `reconfigure` goes on with it."""
+
+    def close(self) -> None:
+        """Let go of everything; what is in force goes on serving."""
+
+    def take_back(self) -> None:
+        """Remove what `open` made, when nothing was there before. For a first start that failed."""
+
+    # --- what it shows ---
+
+    def status(self) -> PlaneStatus:
+        """Return what `lbagent status` shows."""
+
+    def problems(self) -> Sequence[str]:
+        """Return what is wrong and has no line of its own in the status, one sentence each."""
+
+    def usage(self) -> Mapping[str, Usage]:
+        """Return how full each table is."""
+
+    def largest_namespaces(self, table: str) -> dict[str, int]:
+        """Return which namespaces use most of a table."""
+
+    def backend_states(self) -> Mapping[BackendState, int]:
+        """Return how many backends are in which state."""
+
+    def backend_count(self) -> int:
+        """Return how many backends the frontends in force have."""
+
+    def devices_attached(self) -> dict[str, bool]:
+        """Return whether each device takes traffic, by name."""
+
+    def ways(self) -> WayOf:
+        """Return a function that returns, as of now, how packets get to a backend."""
+
+    def counters(self, *, backends: bool = True) -> Counters:
+        """Return what was counted; without `backends` nothing of single backends. Raises KernelError."""
+
+    async def count_flows(self) -> FlowCounts:
+        """Count live flows now; where that takes long or fails, return the last counts with their age."""
+
+    def flows(self) -> Iterator[Sequence[Flow]]:
+        """Yield the flows, some at a time: the caller may yield to other tasks in between. Raises KernelError."""
+
+    def frontends_of_sockets(self, family: Family) -> FrontendOf:
+        """Return a function that returns the frontend a socket connected to when it got a backend; None: not known.
+
+        It holds for the moment of this call. Blocks; raises KernelError.
+        """
+
+    async def verify(self) -> Sequence[str]:
+        """Return in what the data plane differs from what was written and is wanted, one sentence each. Raises KernelError."""

@@ -1,0 +1,101 @@
+"""A real kube-proxy makes way for lbagent and takes over again, while requests go on and connections stay open (docs/kubernetes.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kube_api.cluster import NODE, Cluster
+from tests.kube_api.control_plane import MERGE
+from tests.kube_api.migration import MigratingNode
+from tests.kube_api.programs import Programs, find_kube_proxy
+from tests.lab import cgroup
+from tests.lab.netns import wait_for
+from tests.lab.topology import Lab
+from tests.lab.traffic import Load
+
+pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.early]
+CLEAN = "nothing of kube-proxy is on this node"
+IN_FLIGHT = 2  # requests of a place that may be lost while programs come or go
+WAYS = [("nftables", "tc"), ("nftables", "xdp")]
+
+
+@pytest.fixture(params=WAYS, ids="-".join)
+def node(request: pytest.FixtureRequest, cluster: Cluster, programs: Programs) -> Iterator[MigratingNode]:
+    """A node that kube-proxy serves, in one of its modes, with the hook that lbagent will use."""
+    mode, hook = request.param
+    binary = find_kube_proxy()
+    if binary is None:
+        pytest.skip(f"missing: kube-proxy, in KUBE_PROXY or on PATH ({programs.apiserver} is of this machine)")
+    before = cluster.plane.ask("GET", f"/api/v1/nodes/{NODE}")["status"]["addresses"]
+    with cgroup.made() as group:
+        try:
+            with Lab(tag="migrate-") as lab:
+                one = MigratingNode(lab, cluster, binary, mode, group, hook)
+                one.start_kube_proxy()
+                with cgroup.joined(group):
+                    yield one
+        finally:
+            cluster.plane.ask("PATCH", f"/api/v1/nodes/{NODE}/status", {"status": {"addresses": before}}, MERGE)
+
+
+def few_failed(loads: dict[str, Load]) -> None:
+    """Devices get programs, and lose them, one after the other: an answer that comes in by another one than its request may be lost."""
+    assert all(len(load.tally.failures) <= IN_FLIGHT < load.tally.total for load in loads.values())
+
+
+def nothing_failed(loads: dict[str, Load]) -> None:
+    assert {place: load.tally.failures for place, load in loads.items() if load.tally.failures} == {}
+    assert all(load.tally.total > 100 for load in loads.values())
+
+
+@pytest.mark.timeout(600)  # several minutes of processor time where much else runs
+def test_there_and_back(node: MigratingNode) -> None:
+    come(node)
+    leave(node)
+
+
+def come(node: MigratingNode) -> None:
+    """lbagent starts beside kube-proxy, which then stops and is cleaned away: no connection ends, and no request fails but at the moment of the start."""
+    agent, kube_proxy = node.agent, node.kube_proxy
+    earlier = node.open()
+    node.set_new_flows("syn")
+    with node.asked() as loads:
+        agent.start()
+    few_failed(loads)
+    assert earlier.go_on()
+    later = node.open()
+    assert "kube-proxy (pid" in node.leftovers()
+    for what in (kube_proxy.stop, kube_proxy.cleanup):
+        assert CLEAN not in node.leftovers()
+        with node.asked() as loads:
+            what()
+        nothing_failed(loads)
+        assert earlier.go_on()
+        assert later.go_on()
+    assert CLEAN in node.leftovers()
+    wait_for(lambda: agent.cli("status", check=False).returncode == 0, "kube-proxy's ports", 60)
+    with node.asked() as loads:
+        node.set_new_flows("any")
+    nothing_failed(loads)
+    assert later.go_on()
+    assert "ConnectionResetError" in earlier.ask()["outside"]  # picked up, with a backend that does not know it
+
+
+def leave(node: MigratingNode) -> None:
+    """kube-proxy starts, lbagent stops and is cleaned away: then its connections end with RST, but for those of the node's processes."""
+    agent = node.agent
+    earlier = node.open()
+    for what in (node.start_kube_proxy, agent.stop):
+        with node.asked() as loads:
+            what()
+        nothing_failed(loads)
+        assert earlier.go_on()
+    with node.asked() as loads:
+        agent.cli("cleanup")
+    few_failed(loads)
+    ends = earlier.ask()
+    assert set(ends["node"]) == {"same"}  # connected to the backend itself
+    assert set(ends["pod"]) | set(ends["outside"]) == {"ConnectionResetError"}
+    assert node.open().go_on()

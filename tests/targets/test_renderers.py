@@ -1,0 +1,66 @@
+"""Which data planes there are, and what --renderer may name."""
+
+from __future__ import annotations
+
+import pytest
+
+from lbagent.config import Config
+from lbagent.errors import ConfigError, Unsupported
+from lbagent.kernel import features
+from lbagent.targets.none.none_renderer import NonePlane
+from lbagent.targets.renderers import RENDERERS, chosen, data_planes, rows
+
+
+def test_the_default_is_bpf() -> None:
+    assert [word.name for word in chosen(Config())] == ["bpf"]
+    assert [word.name for word in chosen(Config(renderer=()))] == ["bpf"]
+
+
+def test_of_several_bpf_serves() -> None:
+    words = chosen(Config(renderer=("record=/tmp/a=b,c", "none", "bpf")))
+    assert [(word.name, word.settings) for word in words] == [("bpf", ""), ("record", "/tmp/a=b,c"), ("none", "")]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("iptables",), "unknown renderer 'iptables'; there are bpf, nftables, record, none"),
+        (("",), "unknown renderer ''"),
+        (("none", "none"), "none is given twice"),
+        (("none=1",), "none has no settings"),
+        (("bpf=family=ipv4",), "bpf has no settings"),
+    ],
+)
+def test_what_is_refused(words: tuple[str, ...], text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as found:
+        chosen(Config(renderer=words))
+    assert found.value.exit_code == 2
+
+
+def test_record_needs_a_file() -> None:
+    with pytest.raises(ConfigError, match="record=FILE"):
+        data_planes(Config(renderer=("record",)))
+
+
+def test_one_that_is_not_available() -> None:
+    with pytest.raises(Unsupported, match="--renderer nftables is not available: ") as found:
+        chosen(Config(renderer=("nftables",)))
+    assert found.value.exit_code == 77
+
+
+def test_the_planes_are_made_in_their_order() -> None:
+    (plane,) = data_planes(Config(renderer=("none",)))
+    assert isinstance(plane, NonePlane)
+    assert plane.features == frozenset()
+
+
+def test_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "can_load", lambda: 1)
+    found = {row.name: row for row in rows()}
+    assert list(found) == list(RENDERERS) == ["bpf", "nftables", "record", "none"]
+    assert [found[name].available for name in found] == [False, False, True, True]
+    assert "may not load BPF programs: Operation not permitted" in found["bpf"].reason
+    assert found["nftables"].reason
+    assert {row.from_ for row in found.values()} == {"lbagent"}
+    assert "snat" in found["bpf"].capabilities
+    assert found["bpf"].capabilities == sorted(found["bpf"].capabilities)

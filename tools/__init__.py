@@ -1,0 +1,1 @@
+"""Commands of the checkout that are neither product nor tests."""

@@ -1,0 +1,96 @@
+"""Examples of each command, for the reference and the man pages. tests/docs/test_reference.py checks words and flags."""
+
+from __future__ import annotations
+
+# the words after `lbagent` -> (command line, what it does)
+EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
+    "": (
+        ("lbagent status", "Show whether the agent is ready, and what is wrong."),
+        ("lbagent svc list", "List the frontends in the maps."),
+    ),
+    "agent": (
+        (
+            "lbagent agent --manifests /etc/lbagent/manifests --device eth0 --pod-device 'veth*'",
+            "Serve the manifests of a folder on eth0.",
+        ),
+        ("lbagent agent --config /etc/lbagent/lbagent.yaml", "Take the settings from a file."),
+        ("lbagent agent --kubeconfig /etc/lbagent/kubeconfig --device auto", "Serve a Kubernetes cluster."),
+    ),
+    "svc": (("lbagent svc list", "List all frontends."),),
+    "svc list": (
+        ("lbagent svc list -n shop", "List the frontends of a namespace."),
+        ("lbagent svc list -o wide --watch", "Show all columns, and follow changes."),
+    ),
+    "svc get": (
+        ("lbagent svc get shop/web", "Show the frontends and backends of a Service."),
+        ("lbagent svc get 10.96.0.10", "Show what is behind an address."),
+    ),
+    "backend": (("lbagent backend list", "List all backends."),),
+    "backend list": (("lbagent backend list --service shop/web", "List the backends of a Service."),),
+    "backend set-state": (
+        (
+            "lbagent backend set-state maintenance 10.0.1.3:8080",
+            "Send no new flows to a backend; running flows continue.",
+        ),
+        ("lbagent backend set-state quarantined --node node-b --yes", "Quarantine every backend of a node."),
+    ),
+    "backend clear-state": (("lbagent backend clear-state 10.0.1.3:8080", "Let the manifests decide again."),),
+    "backend drain": (
+        ("lbagent backend drain pod/shop/web-0", "Drain every backend of a Pod; wait for its last flow."),
+        ("lbagent backend drain --node node-b --timeout 10m", "Drain a node, for at most ten minutes."),
+    ),
+    "map": (("lbagent map dump", "Print the entries of the maps."),),
+    "map dump": (("lbagent map dump -o json", "Print the entries of the maps as JSON."),),
+    "renderers": (
+        ("lbagent renderers", "List the data planes, and why one is not available."),
+        ("lbagent renderers -o json", "Print the same as JSON."),
+    ),
+    "status": (
+        ("lbagent status --wait 30s", "Wait until the agent is ready."),
+        ("lbagent status -o json", "Print every field as JSON."),
+    ),
+    "plan": (
+        ("lbagent plan -f examples/demo -o dump", "Print the map entries of these manifests."),
+        (
+            "lbagent plan -f DIR -o dump --ids-from-maps | diff - <(lbagent map dump)",
+            "Compare manifests with the maps.",
+        ),
+    ),
+    "cloud": (("lbagent cloud providers", "List the providers."),),
+    "cloud run": (
+        ("lbagent cloud run --provider pool --config pools.yaml --in-cluster", "Run the controller in a Pod."),
+    ),
+    "cloud plan": (
+        ("lbagent cloud plan -f DIR --provider pool --config pools.yaml", "Show which Service gets which address."),
+    ),
+    "cloud pools": (("lbagent cloud pools --config pools.yaml -f DIR", "Show how full the pools are."),),
+    "cloud providers": (("lbagent cloud providers -o json", "List the providers as JSON."),),
+    "apilb": (("lbagent apilb plan -f apilb.yaml", "Show what `apply` would change."),),
+    "apilb show": (("lbagent apilb show -f apilb.yaml", "Show each instance with its settings."),),
+    "apilb render": (("lbagent apilb render -f apilb.yaml", "Print haproxy.cfg."),),
+    "apilb plan": (("lbagent apilb plan -f apilb.yaml", "Compare the file with the hosts."),),
+    "apilb apply": (("lbagent apilb apply -f apilb.yaml --yes", "Change the hosts without a question."),),
+    "apilb destroy": (("lbagent apilb destroy -f apilb.yaml", "Remove containers and files from the hosts."),),
+    "apilb export": (("lbagent apilb export -f apilb.yaml", "Print the state, for flexkube."),),
+    "apilb status": (("lbagent apilb status -f apilb.yaml", "Show which servers are up."),),
+    "vip": (("lbagent vip list", "List the announced addresses."),),
+    "vip list": (("lbagent vip list -o json", "List the announced addresses as JSON."),),
+    "vip why": (("lbagent vip why shop/web", "Explain why a Service's address is announced or not."),),
+    "bgp": (("lbagent bgp peers", "List the BGP sessions."),),
+    "bgp peers": (("lbagent bgp peers -o json", "List the BGP sessions as JSON."),),
+    "verify": (("lbagent verify", "Check the maps; exit code 1 if they differ."),),
+    "doctor": (
+        ("lbagent doctor --device eth0", "Show what this machine supports."),
+        ("lbagent doctor --kubernetes", "Look for rules of kube-proxy too."),
+    ),
+    "bpf": (("lbagent bpf build", "Compile the programs."),),
+    "bpf build": (("lbagent bpf build --check", "Compile, and print the verifier's figures."),),
+    "config": (("lbagent config show", "Print the settings in force."),),
+    "config check": (
+        ("lbagent config check --config /etc/lbagent/lbagent.yaml", "Check a configuration before a restart."),
+    ),
+    "config show": (("lbagent config show -o yaml", "Print a file for --config."),),
+    "metrics": (("lbagent metrics", "Print the metrics."),),
+    "cleanup": (("lbagent cleanup", "Remove what an agent left in the kernel."),),
+    "completion": (("source <(lbagent completion bash)", "Complete commands in this shell."),),
+}
