@@ -39,7 +39,7 @@ def test_both_families_over_one_ipv4_session_and_withdrawn(lab: RouterLab) -> No
     lab.announce()
     lab.wait_routes()
     assert lab.peer()["advertised"] == 0
-    assert lab.session_since() == since
+    assert abs(milliseconds(lab.session_since()) - milliseconds(since)) <= 10  # the router computes it at each request
 
 
 def test_both_families_over_one_ipv6_session(lab: RouterLab) -> None:
@@ -162,6 +162,12 @@ def test_a_bird_that_hangs_is_started_again(lab: RouterLab) -> None:
     assert "does not answer and is started again" in lab.speaker_log()
 
 
+def milliseconds(clock: str) -> int:
+    """Return the time of day `03:56:50.657` in milliseconds."""
+    hours, minutes, seconds = clock.split(":")
+    return round((int(hours) * 3600 + int(minutes) * 60 + float(seconds)) * 1000)
+
+
 def test_a_killed_agent_is_not_noticed(lab: RouterLab) -> None:
     lab.start_router(options="bfd on; hold time 6;")
     started(lab, "bfd: {interval: 300ms, multiplier: 3}")
@@ -180,7 +186,8 @@ def test_a_killed_agent_is_not_noticed(lab: RouterLab) -> None:
         assert lab.peer()["state"] == "established"
     lab.announce(VIP4, OTHER4, VIP6)
     lab.wait_routes(VIP4, OTHER4, VIP6)
-    assert (lab.session_since(), lab.bird_pid()) == (since, pid)
+    assert abs(milliseconds(lab.session_since()) - milliseconds(since)) <= 10  # the router computes it at each request
+    assert lab.bird_pid() == pid
 
 
 def test_bfd_takes_routes_away_soon_after_a_link_died_silently(lab: RouterLab) -> None:
