@@ -75,7 +75,7 @@ class Drains:
         sweeps: Callable[[], int],
         failing: Callable[[], Collection[L3n4Addr]] = tuple,
     ) -> None:
-        """`state` is what the maps hold, but for the backends of frontends that are `failing`."""
+        """`state` is what the maps hold, except the backends of frontends that are `failing`."""
         self._store, self._state, self._count, self._sweeps, self._failing = store, state, count, sweeps, failing
         self._drains: dict[str, _Drain] = {}  # by address
         self._checking = asyncio.Lock()

@@ -43,7 +43,7 @@ class NodeServers:
     ) -> None:
         """`node_port_addresses` gives those that --nodeport-addresses chooses, None for all of the node's.
 
-        `events` hear of health check node ports that cannot be opened. `is_ready` returns whether the first full State is in
+        `events` receives health check node ports that cannot be opened. `is_ready` returns whether the first full State is in
         force and packets meet it.
         """
         self._loop, self._plane = loop, plane

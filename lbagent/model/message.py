@@ -21,7 +21,7 @@ class Message(Struct, frozen=True, gc=False):
     file: str = ""
     line: int = 0
     warning: bool = False
-    event: str = ""  # the reason of an Event on the object, for what its users should hear of; '' for none
+    event: str = ""  # the reason of an Event on the object, where its users need the message; '' for none
 
     @property
     def subject(self) -> str:

@@ -160,7 +160,7 @@ async def test_a_backend_that_is_gone_has_no_flow(node: Node, clock: Clock) -> N
 
 
 async def test_an_agent_that_is_killed_goes_on_after_its_start(node: Node, clock: Clock, tmp_path: Path) -> None:
-    """Nothing is told to it but what the file has; the deadline stays."""
+    """It gets what the file has and nothing else; the deadline stays."""
     node.live = {1: 12, 2: 1}
     await node.drain(ONE, TWO)
     node.live = {1: 5}

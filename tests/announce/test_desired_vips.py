@@ -240,10 +240,10 @@ def test_what_was_followed_is_what_is_found_anew(steps: list[list[object]]) -> N
                 pools = OTHER_POOLS if pools is POOLS else POOLS
             else:
                 objects = changed(objects, change)
-        news, anew = wanted.update(objects, pools), DesiredVips(external_ips=True)
-        anew.update(objects, pools)
-        assert wanted.vips == anew.vips
-        assert news >= {each for each in before.keys() | anew.vips.keys() if before.get(each) != anew.vips.get(each)}
+        news, fresh = wanted.update(objects, pools), DesiredVips(external_ips=True)
+        fresh.update(objects, pools)
+        assert wanted.vips == fresh.vips
+        assert news >= {each for each in before.keys() | fresh.vips.keys() if before.get(each) != fresh.vips.get(each)}
 
 
 def test_only_what_is_another_than_before_is_news() -> None:

@@ -1,4 +1,4 @@
-"""What the announcer is told of Leases, without a server: when all addresses have to be decided about anew."""
+"""What Leases change in the announcer, without a server: when all addresses have to be decided again."""
 
 from __future__ import annotations
 
