@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "places",
         nargs="*",
         default=DEFAULT_PLACES,
-        help="folders, files or patterns (default: the headers, sync, resolve, model, maps)",
+        help="folders, files or patterns (default: the headers, sync, targets/bpf, resolve, model, maps)",
     )
     parser.add_argument(
         "-n", "--count", type=int, default=DEFAULT_COUNT, help=f"how many (default: {DEFAULT_COUNT}; 0: all)"
@@ -188,6 +188,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="bring tests/mutants/equivalent up to date: stale entries go, survivors are added, to be judged",
     )
+    parser.add_argument(
+        "--prune", action="store_true", help="remove stale entries from tests/mutants/equivalent, try none"
+    )
     parser.add_argument("--verbose", action="store_true", help="name the test that killed each")
     parser.add_argument("--list", action="store_true", help="print them and try none")
     options = parser.parse_args(arguments)
@@ -195,6 +198,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = sample(every, options.count, options.seed)
     if options.list:
         print("\n".join(map(str, chosen)))
+        return 0
+    if options.prune:
+        for entry in stale(read_list(), every):
+            print(f"removed: {entry}")
+        write_list(every, ())
         return 0
     print(f"{len(chosen)} of {len(every)} mutants, seed {options.seed}", flush=True)
     began = time.monotonic()

@@ -2,7 +2,7 @@
 
 A file has its source's path as heading, and then one line for each entry: "- `before` -> `after`: why". The after `*` stands for every
 change of the line. `make mutants ARGS=--write` removes entries whose line has changed, and adds the survivors with the reason UNJUDGED; an
-entry with that reason explains nothing until a developer replaces it.
+entry with that reason explains nothing until a developer replaces it. `--prune` only removes entries whose line has changed.
 """
 
 from __future__ import annotations

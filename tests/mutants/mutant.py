@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 UNJUDGED = "not judged yet"  # the reason of an entry that the tool added: it explains nothing
 DEFAULT_PLACES = (
-    "lbagent/bpf/include/", "lbagent/sync/", "lbagent/resolve/", "lbagent/model/", "lbagent/maps/",
+    "lbagent/bpf/include/", "lbagent/sync/", "lbagent/targets/bpf/", "lbagent/resolve/", "lbagent/model/", "lbagent/maps/",
 )  # fmt: skip
 SOCKET_HEADERS = (
     "lbagent/bpf/include/hook/hook_sock.h", "lbagent/bpf/include/program/sock.h", "lbagent/bpf/include/service/sock_peer.h",

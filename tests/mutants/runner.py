@@ -23,10 +23,11 @@ C_TESTS = ("packet",)
 SLOW_MODULES = {"test_race.py", "test_race_points.py", "test_fuzz.py"}  # the second compiles headers of its own
 # the tests of a package, and of those that are built on it
 PYTHON_TESTS = {
-    "sync": ("sync", "scenario"),
+    "sync": ("sync", "targets", "scenario"),
+    "targets": ("targets", "sync", "scenario"),
     "resolve": ("resolve", "sync", "scenario"),
-    "maps": ("maps", "sync", "scenario"),
-    "model": ("model", "maps", "resolve", "sync", "scenario"),
+    "maps": ("maps", "targets", "sync", "scenario"),
+    "model": ("model", "maps", "resolve", "targets", "sync", "scenario"),
 }
 Report = Callable[[Outcome], None]
 
