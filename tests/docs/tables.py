@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lbagent.observe.metrics import every_metric
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FILE, API_FILE = DOCS / "operations.md", DOCS / "api.md"
+LONGEST_CELL = 120
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SOURCE = Path(__file__).resolve().parents[2] / "lbagent" / "maps" / "reasons.py"
 CODES = {
@@ -29,9 +31,30 @@ CODES = {
 
 
 def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
-    """Return a Markdown table."""
-    lines = [head, tuple("---" for _ in head), *rows]
+    """Return a Markdown table; a cell that is longer than LONGEST_CELL continues in the row below."""
+    lines = [head, tuple("---" for _ in head), *(line for row in rows for line in lines_of(row))]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def lines_of(row: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Yield a row, with what does not fit into its cells as further rows."""
+    return zip_longest(*(pieces(cell) for cell in row), fillvalue="")
+
+
+def pieces(cell: str) -> list[str]:
+    """Return a text in parts of at most LONGEST_CELL characters; it is cut between sentences, else clauses, else words."""
+    found = []
+    while len(cell) > LONGEST_CELL:
+        ends = [at for at in range(1, LONGEST_CELL + 1) if cell[at] == " " and cell.count("`", 0, at) % 2 == 0]
+        at = next(max(fit) for marks in (".", ";:", ",)", "") if (fit := [at for at in ends if _ends(cell, at, marks)]))
+        found.append(cell[:at])
+        cell = cell[at + 1 :]
+    return [*found, cell]
+
+
+def _ends(cell: str, at: int, marks: str) -> bool:
+    """Return whether a part may end before the blank at `at`: behind one of these marks, in the second half of the width."""
+    return not marks or (cell[at - 1] in marks and at > LONGEST_CELL // 2)
 
 
 def option_rows() -> Iterator[tuple[str, ...]]:

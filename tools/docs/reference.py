@@ -86,7 +86,7 @@ def configuration_page() -> str:
 
 
 def _setting(option: Option) -> tuple[str, ...]:
-    names = "<br>".join(f"`{name.flag}`<br>`{name.env}`" for name in option.names)
+    names = "<br> ".join(f"`{name.flag}`<br>`{name.env}`" for name in option.names)
     text = cell(option.help) + (f" {other_name_help(option)}" if option.other_name else "")
     return (
         f"`{option.key}`",
