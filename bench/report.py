@@ -225,8 +225,8 @@ def measured_on(results: dict[str, Any]) -> str:
     """Return when and where this was measured."""
     at = results["machine"]
     return (
-        f"Measured {at['time']} on {at['cpus']} CPUs ({at['cpu']}), {at['memory_gib']} GiB, Linux {at['kernel']}, spectre_v2: "
-        f"{at['mitigations']}; load before the run {at['load_before']}"
+        f"Measured {at['time']} on {at['cpus']} CPUs ({at['cpu']}), {at['memory_gib']} GiB, Linux {at['kernel']}.\n"
+        f"spectre_v2: {at['mitigations']}; load before the run {at['load_before']}"
         + ("; `--quick`" if results["quick"] else "")
         + "."
     )
