@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
+from lbagent.checks.table import every_check
 from lbagent.config import options
 from lbagent.config.option_groups import grouped_options
 from lbagent.maps.reasons import Reason, label
@@ -20,6 +21,7 @@ from tools.docs import man_pages, reference
 from tools.docs.command_tree import Command, every_command
 from tools.docs.examples import EXAMPLES
 
+ROOT = Path(__file__).resolve().parents[2]
 OBSERVE = Path(metrics.__file__).parent
 COMMANDS = list(every_command())
 BY_WORDS = {" ".join(command.words[1:]): command for command in COMMANDS}
@@ -55,7 +57,19 @@ def test_every_metric_reason_and_code() -> None:
     assert [
         label(reason) for reason in Reason if reason and f"`{label(reason)}`" not in pages["reference/reasons.md"]
     ] == []
+    for check in every_check():
+        assert f"\n| `{check.name}` | " in pages["reference/checks.md"]
+        assert not check.text or f"\n**`{check.name}`**\n\n: " in pages["reference/checks.md"]
     assert [code for code in CODES if f"\n| {code} | " not in pages["reference/exit-codes.md"]] == []
+
+
+def test_every_metric_of_the_cloud_controller() -> None:
+    """Those of single providers, too: docs/cloud.md has each name; of a name with a part that varies its beginning."""
+    sources = "".join(path.read_text() for path in (OBSERVE.parent / "cloud").rglob("*.py"))
+    names = set(re.findall(r'"((?:lbagent|service_controller)_[a-z_]+)(?=["{])', sources))
+    assert {"lbagent_edge_mappings", "lbagent_cloud_pool_"} <= names
+    text = (ROOT / "docs" / "cloud.md").read_text()
+    assert sorted(name for name in names if name not in text) == []
 
 
 def test_every_command_has_examples() -> None:
