@@ -14,6 +14,7 @@ KILL ?= 0
 FOCUS ?= \[sig-network\]
 CPUS := $(shell nproc)
 JOBS ?= $(shell echo $$(( $(CPUS) < 3 ? 3 * $(CPUS) : 8 )))
+QUICK_JOBS ?= $(shell echo $$(( $(CPUS) < 5 ? 2 * $(CPUS) : $(CPUS) + 4 )))
 .PHONY: help setup build demo demo-k8s demo-cloud demo-apilb demo-shell fetch test test-quick e2e-cluster bench bench-apilb bench-cloud bench-compare chaos fuzz mutants lint format docs man charts vm-test clean need-root
 
 help: ## show this list
@@ -56,10 +57,10 @@ fetch: setup ## download what tests need from outside into ~/.cache/lbagent; `te
 	@$(PYTHON) -m tests.fetch
 
 test: need-root build $(if $(strip $(ARGS)),,fetch) ## run all tests, also those that need root, BPF and namespaces (ARGS="-k icmp"); without ARGS they need no network
-	@exec $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@exec env -u PYTHONDONTWRITEBYTECODE $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-quick: setup ## run the tests that need neither root nor BPF, as any user, in a minute (ARGS="-k decode"); what it leaves out: CONTRIBUTING.md
-	@exec $(PYTHON) -m pytest -q -n $(CPUS) --dist loadfile --no-loadscope-reorder -m "not root and not bpf and not slow and not long" \
+	@exec env -u PYTHONDONTWRITEBYTECODE $(PYTHON) -m pytest -q -n $(QUICK_JOBS) --dist loadfile --no-loadscope-reorder -m "not root and not bpf and not slow and not long" \
 	  $(addprefix --ignore=tests/,packet e2e chaos lab) $(ARGS)
 
 e2e-cluster: need-root build ## run Kubernetes' own e2e suite against agents in a real cluster (CLUSTER=FOLDER of its scripts, HOW=daemonset, PROCS=, KILL=20)

@@ -66,7 +66,7 @@ def test_tests_mirror_the_package() -> None:
         path.name for path in TESTS.glob("test_*.py") if (PACKAGE / path.name.removeprefix("test_")).is_file()
     }
     others = {path.name for path in TESTS.glob("test_*.py")} - of_modules
-    assert others == {Path(__file__).name, "test_prose.py", "test_fetch.py", "test_turns.py"}
+    assert others == {Path(__file__).name, "test_prose.py", "test_fetch.py", "test_short_runs.py", "test_turns.py"}
 
 
 def test_a_module_has_a_docstring() -> None:

@@ -81,8 +81,9 @@ class Unprivileged:
     def start(self, *renderers: str) -> None:
         with self.log.open("w") as log:
             self.process = subprocess.Popen(self.argv(*renderers), stdout=log, stderr=log, text=True)
-        wait_for(lambda: self.ended() or self.cli("status", check=False).returncode == 0, "the agent", 60)
+        wait_for(lambda: self.ended() or self.socket.exists(), "the agent", 60)
         assert not self.ended(), self.log.read_text()
+        self.cli("status", "--wait", "60s")
 
     def ended(self) -> bool:
         assert self.process is not None

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from lbagent.kube.kube_settings import KubeSettings, KubeTiming
@@ -31,6 +32,8 @@ QUICK = KubeTiming(
     absent_s=0.3,
     page=3,
 )
+# how a server gives lists; the older way is left out of short runs
+STREAMS_OR_PAGES = [pytest.param(True, id="streams"), pytest.param(False, id="pages", marks=pytest.mark.long)]
 PROXY_NAME, HEADLESS = "service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"
 LABELS = f"!{PROXY_NAME}"
 

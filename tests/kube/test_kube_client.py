@@ -313,6 +313,7 @@ async def test_a_command_that_gives_the_credentials(api, tmp_path, monkeypatch, 
     await client.close()
 
 
+@pytest.mark.long
 async def test_a_command_that_takes_too_long_is_killed_with_what_it_started(api, tmp_path, monkeypatch) -> None:
     """Also a command that has ended and left a process behind that could still print."""
     settings = secure(tmp_path, api.port, tmp_path / "server.crt")

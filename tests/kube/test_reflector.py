@@ -19,6 +19,7 @@ from tests.kube.cluster import (
     HEADLESS,
     NODE,
     PROXY_NAME,
+    STREAMS_OR_PAGES,
     Follower,
     backend_state,
     following,
@@ -31,7 +32,7 @@ from tests.kube.cluster import (
 )
 
 
-@pytest.fixture(params=[True, False], ids=["streams", "pages"])
+@pytest.fixture(params=STREAMS_OR_PAGES)
 async def api(request) -> AsyncIterator[ApiServer]:
     async with serving(shop(8), streams=request.param) as server:
         yield server
@@ -259,6 +260,7 @@ async def test_pages_that_expired_count_for_nothing(tmp_path: Path) -> None:
         assert "default/kubernetes" not in follower.names("Service")
 
 
+@pytest.mark.long
 async def test_retry_after_is_kept(follower: Follower, api: ApiServer) -> None:
     began, told = time.monotonic(), len(api.seen)
     await too_many_requests(api, follower)
@@ -271,6 +273,7 @@ async def test_retry_after_is_kept(follower: Follower, api: ApiServer) -> None:
     await follower.converges()
 
 
+@pytest.mark.long
 async def test_a_server_that_ends_every_watch_at_once_is_not_asked_without_pauses(
     follower: Follower, api: ApiServer
 ) -> None:
@@ -316,6 +319,7 @@ async def test_a_watch_that_ends_by_itself_goes_on(follower: Follower, api: ApiS
     assert all(each["allowWatchBookmarks"] == "true" for each in seen)
 
 
+@pytest.mark.long
 async def test_a_resource_that_is_not_installed_is_asked_for_again_rarely(follower: Follower, api: ApiServer) -> None:
     assert 1 <= api.requests["watch backendstates"] + api.requests["list backendstates"] <= 3
     assert follower.source.trusted

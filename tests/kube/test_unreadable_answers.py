@@ -20,7 +20,7 @@ from lbagent.kube.resources import Resource
 from lbagent.objects.decode.decode_object import decode_json, decode_object
 from lbagent.objects.records import Origin
 from tests.kube.api_server import ApiServer
-from tests.kube.cluster import Follower, following, service, serving, shop
+from tests.kube.cluster import STREAMS_OR_PAGES, Follower, following, service, serving, shop
 
 DEPTH = 5000  # Python's decoders end at a thousand levels
 DEEP = b'{"a":' * DEPTH + b"1" + b"}" * DEPTH
@@ -29,7 +29,7 @@ BAD = {"deep": DEEP, "bytes": NOT_UTF8}
 bad = pytest.mark.parametrize("value", BAD.values(), ids=BAD)
 
 
-@pytest.fixture(params=[True, False], ids=["streams", "pages"])
+@pytest.fixture(params=STREAMS_OR_PAGES)
 async def api(request) -> AsyncIterator[ApiServer]:
     async with serving(shop(4), streams=request.param) as server:
         yield server

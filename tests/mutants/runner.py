@@ -16,8 +16,10 @@ import pytest
 from tests.mutants.children import Child, Ended, Pool
 from tests.mutants.mutant import ROOT, Fate, Mutant, Outcome
 from tests.mutants.py_mutants import Switch
-from tests.mutants.trial import Result, Survey, Surveys, Take, attempt, limit_examples, survey
+from tests.mutants.trial import Result, Survey, Surveys, Take, attempt, survey
+from tests.short_runs import limit_examples
 
+MAX_EXAMPLES = 20  # of Hypothesis, in a test: a mutant that lives costs all of them
 SURVEY_S = 1800  # at most for all tests
 C_TESTS = ("packet",)
 SLOW_MODULES = {"test_race.py", "test_race_points.py", "test_fuzz.py"}  # the second compiles headers of its own
@@ -58,7 +60,7 @@ class Run:
         if self.python:
             imported = self._take_switches()  # before any test: what a module does when it is imported
             items = self._items(session, python_tests(self.python.values()))
-            limit_examples(items)
+            limit_examples(items, MAX_EXAMPLES)
             self._try_python(self.surveyed("Python", items, lambda: self._take_switches), imported)
         if self.c:
             from tests.mutants.c_runner import CRun

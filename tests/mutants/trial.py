@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from _pytest.runner import call_and_report
 
-MAX_EXAMPLES = 20  # of Hypothesis, in a test
 SLACK_S, SLACK_FACTOR = (
     30.0,
     20,
@@ -100,17 +99,6 @@ class Surveys:
 
 
 Take = Callable[[], frozenset[int]]  # returns the switches or places that were reached since the last call
-
-
-def limit_examples(items: Iterable[pytest.Item]) -> None:
-    """Let Hypothesis try fewer examples: a mutant that lives costs all of them."""
-    import hypothesis
-
-    for item in items:
-        function = getattr(getattr(item, "obj", None), "__func__", getattr(item, "obj", None))
-        settings = getattr(function, "_hypothesis_internal_use_settings", None)
-        if settings is not None and settings.max_examples > MAX_EXAMPLES:
-            function._hypothesis_internal_use_settings = hypothesis.settings(settings, max_examples=MAX_EXAMPLES)
 
 
 def survey(items: Sequence[pytest.Item], take: Take, note: Callable[[str, Survey], None]) -> dict[str, Survey]:

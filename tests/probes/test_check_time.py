@@ -18,6 +18,7 @@ async def clock() -> AsyncIterator[LoopClock]:
     made.close()
 
 
+@pytest.mark.long
 async def test_a_clock_stands_while_the_loop_does_not_run(clock: LoopClock) -> None:
     before, began = clock(), time.monotonic()
     time.sleep(2)  # noqa: ASYNC251 it is the fault
@@ -40,6 +41,7 @@ async def test_a_deadline_ends_a_wait_and_all_later_ones(clock: LoopClock) -> No
             await deadline.wait()
 
 
+@pytest.mark.long
 async def test_a_deadline_is_not_over_because_the_loop_did_not_run(clock: LoopClock) -> None:
     deadline, loop = Deadline(1.5, clock), asyncio.get_running_loop()
 

@@ -43,6 +43,7 @@ def test_the_second_build_compiles_nothing(tmp_path, monkeypatch):
     assert builder.build(tmp_path / "a.json", units=tiny_units()) == first
 
 
+@pytest.mark.long
 def test_only_the_unit_that_changed_is_compiled(tmp_path, monkeypatch):
     builder.build(tmp_path / "a.json", units=tiny_units())
     real, compiled = builder.compile_unit, []
@@ -66,6 +67,7 @@ def test_without_bcc_a_fitting_artifact_is_used_and_a_stale_one_refused(tmp_path
         builder.build(tmp_path / "a.json", units=tiny_units(2))
 
 
+@pytest.mark.long
 def test_an_agent_takes_programs_of_another_bcc_and_a_build_makes_them_anew(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     monkeypatch.setattr(builder, "UNITS", tiny_units())

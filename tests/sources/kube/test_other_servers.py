@@ -18,7 +18,18 @@ from lbagent.kube.resources import resources
 from lbagent.kube.server_contact import ServerContact
 from lbagent.kube.server_history import ServerHistory
 from tests.kube.api_server import NAMESPACE, ApiServer, Obj
-from tests.kube.cluster import NODE, QUICK, following, kubeconfig, node, service, serving, shop, slice_of
+from tests.kube.cluster import (
+    NODE,
+    QUICK,
+    STREAMS_OR_PAGES,
+    following,
+    kubeconfig,
+    node,
+    service,
+    serving,
+    shop,
+    slice_of,
+)
 
 STATE = ("version", "objects", "history", "compacted", "uid", "_pages")
 
@@ -45,7 +56,7 @@ class Switch:
         self._api.cut()
 
 
-@pytest.mark.parametrize("streams", [True, False], ids=["streams", "pages"])
+@pytest.mark.parametrize("streams", STREAMS_OR_PAGES)
 @pytest.mark.parametrize("version", [1, 1018, 5000], ids=["older", "near", "newer"])
 async def test_nothing_of_another_server_is_left(tmp_path: Path, streams: bool, version: int) -> None:
     """A -> B -> A. A Service that was made in B is gone, and every Service of A is as A has it."""

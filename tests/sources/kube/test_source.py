@@ -19,6 +19,7 @@ from tests.kube.api_server import ApiServer, status
 from tests.kube.cluster import (
     NODE,
     QUICK,
+    STREAMS_OR_PAGES,
     backend_state,
     following,
     kubeconfig,
@@ -30,7 +31,7 @@ from tests.kube.cluster import (
 )
 
 
-@pytest.fixture(params=[True, False], ids=["streams", "pages"])
+@pytest.fixture(params=STREAMS_OR_PAGES)
 async def api(request) -> AsyncIterator[ApiServer]:
     async with serving(shop(24), streams=request.param) as server:
         yield server
@@ -79,6 +80,7 @@ async def test_backend_states_may_be_forbidden(api, tmp_path) -> None:
         assert all(message.warning for message in follower.source.problems())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lasts", [False, True])
 async def test_a_resource_whose_definition_is_new_is_given_time(api, tmp_path, caplog, lasts) -> None:
     """The server answers 429 for a second or so: that is no error unless it lasts, and is asked no sooner than it wants."""
@@ -362,6 +364,7 @@ async def test_a_token_that_is_refused_is_said(api, tmp_path) -> None:
         await follower.converges()
 
 
+@pytest.mark.long
 async def test_credentials_that_cannot_be_used_are_said(api, tmp_path) -> None:
     async with following(api, tmp_path) as follower:
         before = dict(follower.known)

@@ -264,6 +264,7 @@ endpoints:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_bounds():
     endpoints = [{"addresses": [f"10.{n >> 16 & 255}.{n >> 8 & 255}.{n & 255}"]} for n in range(70_000)]
     document = GOOD[1] | {"endpoints": endpoints}
