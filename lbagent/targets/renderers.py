@@ -2,12 +2,14 @@
 
 A new one is a folder beside this file and a line in `RENDERERS`. Its module has NAME, FEATURES, `make(config, settings)`, which
 returns a DataPlane, and `unavailable()`, which returns why it cannot be used here. One with checks of its own also has
-`checks()`, which returns its table of checks, and `offline_node(config)`, which returns what they read before the start.
+`checks()`, which returns its table of checks, and `offline_node(config)`, which returns what they read before the start. One that
+leaves something in the kernel has `remove(config, before)`, for `lbagent cleanup`, and may have `left_serving(config)`, for
+`lbagent status` without an agent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -19,6 +21,8 @@ from lbagent.errors import ConfigError, Unsupported
 from lbagent.model.check import Check, CheckGroup
 from lbagent.targets.data_plane import DataPlane
 
+# Called with the configuration, and a function that is called before anything is removed, where something is there; returns lines.
+Remover = Callable[[Config, Callable[[], None]], list[str]]
 FROM = "lbagent"  # the distribution that a data plane comes from
 # name -> its module; '': this version has none. In the order in which they are listed.
 RENDERERS = {
@@ -115,8 +119,22 @@ def offline_data_planes(config: Config) -> list[OfflineDataPlane]:
 
 def checks_of_data_planes() -> list[Check[Any]]:
     """Return the tables of all data planes with checks of their own."""
+    return [check for module in _modules_with("checks") for check in module.checks()]
+
+
+def removers() -> list[Remover]:
+    """Return the function of each data plane that removes what an agent left in the kernel."""
+    return [module.remove for module in _modules_with("remove")]
+
+
+def left_serving(config: Config) -> list[tuple[str, str]]:
+    """Return what data planes serve without an agent: pairs of a word and a text."""
+    return [fact for module in _modules_with("left_serving") for fact in module.left_serving(config)]
+
+
+def _modules_with(name: str) -> list[Any]:
     modules = (import_module(module) for module in RENDERERS.values() if module)
-    return [check for module in modules if hasattr(module, "checks") for check in module.checks()]
+    return [module for module in modules if hasattr(module, name)]
 
 
 def _module(name: str) -> Any:
