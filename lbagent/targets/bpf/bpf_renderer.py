@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from lbagent.config import Config
     from lbagent.model.check import Check
     from lbagent.targets.bpf.checks.offline_context import OfflineContext
-    from lbagent.targets.data_plane import DataPlane
+    from lbagent.targets.data_plane import AnnouncingPlane
 
 NAME = "bpf"
 FEATURES = frozenset(Feature)
 
 
-def make(config: Config, settings: str) -> DataPlane:
+def make(config: Config, settings: str) -> AnnouncingPlane:
     """Return the data plane, not opened yet. It has no settings of its own: its options are those of the agent."""
     del settings
     from lbagent.targets.bpf.bpf_plane import BpfDataPlane
