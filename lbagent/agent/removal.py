@@ -6,7 +6,7 @@ import asyncio
 
 from lbagent.announce.bgp.speaker import end_left_bird
 from lbagent.config import Config
-from lbagent.targets.renderers import removers
+from lbagent.targets.offline_planes import removers
 
 
 def cleanup(config: Config) -> list[str]:

@@ -174,7 +174,7 @@ def _age(seconds: float) -> str:
 def _without_agent(bpffs: str) -> None:
     """Show what an agent that is gone has left serving; whatever cannot be read is left out."""
     from lbagent.config import Config
-    from lbagent.targets.renderers import left_serving
+    from lbagent.targets.offline_planes import left_serving
 
     for word, text in left_serving(Config(bpffs=bpffs)):
         click.echo(_fact(word, text))
