@@ -1,8 +1,10 @@
 """Renderers: the API for what puts Services in force, Service by Service. Plug-ins import it from here.
 
-`service_renderer.py` is the interface, `renderer_types.py` has what its calls are made of.
+`service_renderer.py` is the interface, `renderer_types.py` has what its calls are made of. `service_calls.py` makes the calls
+from States, `renderer_names.py` finds renderers by name.
 """
 
+from lbagent.render.renderer_names import renderer
 from lbagent.render.renderer_types import (
     Difference,
     Interfaces,
@@ -14,12 +16,13 @@ from lbagent.render.renderer_types import (
     ServicePort,
     TrafficPolicy,
 )
-from lbagent.render.service_renderer import API_VERSION, HOST_PORTS, NEEDS_NODES, Factory, ServiceRenderer
+from lbagent.render.service_renderer import API_VERSION, HOST_PORTS, NEEDS_NODES, TRANSLATES, Factory, ServiceRenderer
 
 __all__ = [
     "API_VERSION",
     "HOST_PORTS",
     "NEEDS_NODES",
+    "TRANSLATES",
     "Difference",
     "Factory",
     "IPAddresses",
@@ -31,4 +34,5 @@ __all__ = [
     "ServicePort",
     "ServiceRenderer",
     "TrafficPolicy",
+    "renderer",
 ]

@@ -14,8 +14,10 @@ from lbagent.render.renderer_types import Difference, Interfaces, IPAddresses, R
 
 API_VERSION = 1  # a factory that needs a later one has it as its attribute `api_version`
 
-# Words of `capabilities` that change what a renderer gets; all others are only shown by `lbagent renderers`.
+# Words of `capabilities` that change what a renderer gets, or beside which others it may run. All others are only shown by
+# `lbagent renderers`.
 NEEDS_NODES = "needs_nodes"  # node_ips are those of all nodes of the cluster
+TRANSLATES = "translates"  # it rewrites packets of Services: of those, one serves each family
 HOST_PORTS = "host_ports"  # HostPorts of Pods come as services, too: the id is `pod:NAMESPACE/NAME`
 
 

@@ -10,15 +10,19 @@ from lbagent.targets.data_plane import Feature
 
 if TYPE_CHECKING:
     from lbagent.config import Config
+    from lbagent.config.renderer_words import RendererSettings
     from lbagent.targets.data_plane import DataPlane
 
 NAME = "bpf"
 FEATURES = frozenset(Feature)
 
 
-def make(config: Config, settings: str) -> DataPlane:
-    """Return the data plane, not opened yet. It has no settings of its own: its options are those of the agent."""
-    del settings
+def make(config: Config, settings: RendererSettings) -> DataPlane:
+    """Return the data plane, not opened yet. It has no settings but the family: its options are those of the agent."""
+    if settings.family is not None:
+        from lbagent.targets.bpf.bpf_one_family import BpfOneFamily
+
+        return BpfOneFamily(config, FEATURES, settings.family)
     from lbagent.targets.bpf.bpf_plane import BpfDataPlane
 
     return BpfDataPlane(config, FEATURES)
