@@ -62,7 +62,7 @@ class PlugIn(NamedTuple):
             raise RendererError(self.fault)
         try:
             factory: Any = self.entry_point.load()
-        except Exception as error:  # noqa: BLE001 - importing a plug-in runs its code
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - importing a plug-in runs its code
             raise RendererError(f"{self.place} cannot be loaded: {type(error).__name__}: {error}") from None
         if not callable(factory):
             raise RendererError(f"{self.place} is a {type(factory).__name__}, no factory")
@@ -144,7 +144,7 @@ def make_renderer(name: str, factory: Factory, settings: Mapping[str, str]) -> S
         raise
     except ValueError as error:
         raise ConfigError(f"--renderer {name}: {error}") from None
-    except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in may raise anything
         raise RendererError(f"renderer {name} cannot be made: {type(error).__name__}: {error}") from None
     missing = [method for method in _METHODS if not callable(getattr(made, method, None))]
     if missing:
@@ -158,7 +158,7 @@ def capabilities_of(name: str, made: ServiceRenderer) -> frozenset[str]:
     """Return the words of a renderer. Raises RendererError."""
     try:
         found: Any = made.capabilities()
-    except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in may raise anything
         raise RendererError(f"renderer {name}: capabilities raised {type(error).__name__}: {error}") from None
     if not isinstance(found, (frozenset, set)) or not all(isinstance(word, str) for word in found):
         raise RendererError(f"renderer {name}: capabilities returned {found!r:.80}, no frozenset of words")

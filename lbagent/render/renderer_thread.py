@@ -15,6 +15,7 @@ from lbagent.errors import LbError
 from lbagent.render.renderer_names import RendererError
 
 CALL_TIMEOUT_S = 10.0
+GRACE_TICKS, TICK_S = 20, 0.01
 _T = TypeVar("_T")
 
 
@@ -31,7 +32,7 @@ class RendererThread:
 
         Raises RendererError for anything else that it raises, and when it does not return in time.
         """
-        self._require_free()
+        await self._become_free()
         future = asyncio.run_coroutine_threadsafe(self._run(what, make), self._started())
         limit = asyncio.timeout(timeout_s)
         try:
@@ -65,6 +66,14 @@ class RendererThread:
             raise RendererError(f"renderer {self._name}: {what} raised {text}") from error
         finally:
             self._running = ""
+
+    async def _become_free(self) -> None:
+        """Wait a moment for a call that was cancelled. Raises RendererError when it goes on."""
+        for _ in range(GRACE_TICKS):
+            if not self._running:
+                return
+            await asyncio.sleep(TICK_S)
+        self._require_free()
 
     def _require_free(self) -> None:
         if self._running:

@@ -7,8 +7,8 @@ import pytest
 from lbagent.config import Config
 from lbagent.errors import ConfigError, Unsupported
 from lbagent.kernel import features
-from lbagent.targets.none.none_renderer import NonePlane
 from lbagent.render.renderer_names import SHIPPED, renderer_rows
+from lbagent.targets.none.none_renderer import NonePlane
 from lbagent.targets.renderers import chosen, data_planes
 
 
@@ -19,7 +19,11 @@ def test_the_default_is_bpf() -> None:
 
 def test_of_several_bpf_serves() -> None:
     found = chosen(Config(renderer=("record=/tmp/a=b,c", "none", "bpf")))
-    assert [(each.name, each.settings) for each in found] == [("bpf", {}), ("record", {"file": "/tmp/a=b,c"}), ("none", {})]
+    assert [(each.name, each.settings) for each in found] == [
+        ("bpf", {}),
+        ("record", {"file": "/tmp/a=b,c"}),
+        ("none", {}),
+    ]
 
 
 @pytest.mark.parametrize(
