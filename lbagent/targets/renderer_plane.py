@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 VERIFY_INTERVAL_S = 60.0
+START_WAIT_S = 2.0  # for a renderer beside others: the agent does not wait longer
 _T = TypeVar("_T")
 
 
@@ -148,7 +149,7 @@ class RendererPlane(PlainPlane):
         await self._surroundings.open()
         self._network_changed(self._surroundings.network)
         try:
-            await self._made()
+            await self._made(CALL_TIMEOUT_S if self._must_work else START_WAIT_S)
         except (LbError, OSError) as error:
             if isinstance(error, ConfigError) or self._must_work:
                 raise _unavailable(self.name, error) from None
@@ -160,21 +161,20 @@ class RendererPlane(PlainPlane):
         """Follow the node's network."""
         self._surroundings.follow(group)
 
-    async def _made(self) -> ServiceRenderer:
+    async def _made(self, timeout_s: float) -> None:
         if self._renderer is None:
 
             async def make() -> tuple[ServiceRenderer, frozenset[str]]:
                 made = make_renderer(self.name, self._factory(), self._settings)
                 return made, capabilities_of(self.name, made)
 
-            renderer, words = await self._thread.call("the factory", make)
+            renderer, words = await self._thread.call("the factory", make, timeout_s)
             if TRANSLATES in words:
                 self._on_translates()
             self._renderer = renderer
             self.features = frozenset(Feature(word) for word in words & {each.value for each in Feature})
             self._log = self._shared.log(View(NEEDS_NODES in words, HOST_PORTS in words, self._family))
             self.error = ""
-        return self._renderer
 
     def close(self) -> None:
         """Let go of the renderer; what is in force stays."""
@@ -192,7 +192,7 @@ class RendererPlane(PlainPlane):
         """Make the calls; then give the rows ids. Raises LbError, OSError: the next call is a resync."""
         if self._log is None:
             self.error = ""  # the runner has it
-            await self._made()
+            await self._made(CALL_TIMEOUT_S)
             self.wake.set()  # meanwhile there may be a later State
             return
         self._shared.update(self._log, desired)  # before any wait: another renderer may have a later one then
