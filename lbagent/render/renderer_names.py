@@ -190,6 +190,11 @@ def _row(each: PlugIn) -> RendererRow:
     return RendererRow(each.name, each.distribution, capabilities=words)
 
 
+def reason_of_plug_in(name: str) -> str:
+    """Return why a plug-in cannot be used; '' when it can. It is imported."""
+    return next((row.reason for row in map(_row, plug_ins()) if row.name == name and not row.available), "")
+
+
 class RendererRow(Struct, rename={"from_": "from"}):
     """A renderer as `lbagent renderers` lists it."""
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lbagent.bpf.compiler import artifact, builder
 from lbagent.bpf.compiler.artifact import Artifact
@@ -30,6 +31,7 @@ from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
+from lbagent.model.check import CheckGroup
 from lbagent.model.family import Family
 from lbagent.model.further_sources import NO_FURTHER_SOURCES
 from lbagent.model.state import State
@@ -44,7 +46,9 @@ from lbagent.targets.bpf.lock import AgentLock
 from lbagent.targets.bpf.network_follower import NetworkFollower
 from lbagent.targets.bpf.pin_removal import remove_pins
 from lbagent.targets.bpf.socket_frontends import socket_frontends
+from lbagent.targets.bpf.vip_map import responder
 from lbagent.targets.data_plane import (
+    AddressResponder,
     Counters,
     Counts,
     Feature,
@@ -57,6 +61,9 @@ from lbagent.targets.data_plane import (
     WayOf,
 )
 from lbagent.task_failure import log_failure
+
+if TYPE_CHECKING:
+    from lbagent.targets.bpf.checks.running_context import RunningContext
 
 log = logging.getLogger(__name__)
 FRESH_S = 1.0  # flows counted so lately are not counted again
@@ -332,10 +339,21 @@ class BpfDataPlane:
 
     def problems(self) -> Sequence[str]:
         """Return what is wrong with devices as a whole."""
+        from lbagent.targets.bpf.checks.device_checks import REVERSE_PATH_STRICT
+        from lbagent.targets.bpf.checks.running_context import RunningContext
+
         if self.devices is None:
             return ()
         shown = {*self.devices.chosen.names, *self.devices.chosen.missing}  # among the devices
-        return [text for name, text in self.devices.problems.items() if name not in shown]
+        texts = [text for name, text in self.devices.problems.items() if name not in shown]
+        return texts + [each.text for each in REVERSE_PATH_STRICT.findings(RunningContext(self))]
+
+    def checks(self) -> CheckGroup[RunningContext]:
+        """Return the checks of maps, programs, pins, devices and paths."""
+        from lbagent.targets.bpf.checks.bpf_checks import bpf_checks
+        from lbagent.targets.bpf.checks.running_context import RunningContext
+
+        return CheckGroup(bpf_checks(), RunningContext(self))
 
     def usage(self) -> dict[str, Usage]:
         """Return (entries in use, most entries) of each map that is counted."""
@@ -401,6 +419,20 @@ class BpfDataPlane:
     def frontends_of_sockets(self, family: Family) -> FrontendOf:
         """Return what the socket programs noted."""
         return socket_frontends(self.maps, family)
+
+    # --- announced addresses ---
+
+    def responder(self, restart_grace_s: float) -> AddressResponder:
+        """Return the entries of lb_vip and lb_former_leader."""
+        return responder(self.maps, restart_grace_s)
+
+    def announcing_devices(self) -> Collection[str]:
+        """Return the devices with programs that answer."""
+        return self.devices.announcing_devices() if self.devices else ()
+
+    def carriers(self) -> Collection[int]:
+        """Return the devices by which frames can leave."""
+        return self.follower.watcher.neighbours().carriers
 
     async def verify(self) -> Sequence[str]:
         """Return in what the maps differ from what was written, and the paths from what the State asks for."""

@@ -13,13 +13,13 @@ from lbagent.errors import ConfigError
 from lbagent.maps import frontend_codec
 from lbagent.maps.dump import dump
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdAssigner
 from lbagent.model.maglev import DEFAULT_TABLE_SIZE, TABLE_SIZES
 from lbagent.model.message import Message
+from lbagent.model.path_info import PathInfo
 from lbagent.model.service import CIDR
 from lbagent.model.state import State
 from lbagent.resolve import Options, resolve
