@@ -1,0 +1,162 @@
+"""The table in the kernel: reading it, making it what a RuleSet wants, and comparing the two.
+
+Blocks. A table of our name without our comment is another program's: it is never changed.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+from lbagent.errors import KernelError, Refused
+from lbagent.targets.nftables import nf_tables
+from lbagent.targets.nftables.map_specs import MAPS, Element
+from lbagent.targets.nftables.nf_tables import DEL_ELEMENT, NEW_ELEMENT, Message, NfTables, RuleRow
+from lbagent.targets.nftables.nft_text import MARKER
+from lbagent.targets.nftables.rule_set import Difference, Elements
+from lbagent.targets.nftables.statements import Chain
+
+
+class NotOurs(Refused):
+    """The table has our name and not our comment."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(
+            f"table inet {table} is not lbagent's: it has another comment; nothing is changed. Remove it"
+            f" (nft delete table inet {table}), or name another one: --renderer nftables=table=NAME"
+        )
+
+
+class NftTable:
+    """One table of the family inet."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._kernel = NfTables()
+        self._written: list[RuleRow] | None = None  # the rules, as they were after the last write of chains
+
+    def close(self) -> None:
+        """Close the socket; the table stays."""
+        self._kernel.close()
+
+    def exists(self) -> bool:
+        """Return whether the table is there. Raises NotOurs, OSError."""
+        comment = self._kernel.comment(self.name)
+        if comment is not None and comment.split(" ")[0] != MARKER.split(" ")[0]:
+            raise NotOurs(self.name)
+        return comment is not None
+
+    def read(self) -> Elements:
+        """Return the elements that are there; those of a table that is not, or has other maps, are none. Raises OSError."""
+        found: Elements = {name: {} for name in MAPS}
+        for name, spec in MAPS.items():
+            if not spec.dynamic:
+                with suppress(FileNotFoundError):
+                    found[name] = self._kernel.elements(self.name, spec)
+        return found
+
+    def is_usable(self, base: Mapping[str, Chain]) -> bool:
+        """Return whether the sets and the chains with a hook are as this version makes them. Raises OSError."""
+        if self._kernel.comment(self.name) != MARKER:
+            return False
+        if any(self._kernel.set_data(self.name, spec.name) != nf_tables.user_data(spec) for spec in MAPS.values()):
+            return False
+        return all(
+            self._kernel.hook(self.name, name) == nf_tables.hook_of(chain) for name, chain in base.items() if chain.hook
+        )
+
+    # --- writing ---
+
+    def create(self, chains: Mapping[str, Chain], elements: Mapping[str, Mapping[bytes, Element]], *, fresh: bool) -> None:
+        """Make the table with its maps, chains and rules, in one transaction; `fresh`: in place of the one that is there.
+
+        Rules of chains that are there already are replaced. Raises KernelError.
+        """
+        table = self.name
+        batch = [nf_tables.new_table(table, MARKER)]
+        if fresh:
+            batch += [nf_tables.delete_table(table), nf_tables.new_table(table, MARKER)]
+        batch += [nf_tables.new_set(table, spec, number) for number, spec in enumerate(MAPS.values(), 1)]
+        batch += self._chain_messages(chains)
+        for name, content in elements.items():
+            batch += nf_tables.elements(NEW_ELEMENT, table, MAPS[name], list(content.items()))
+        self._kernel.transact(batch)
+        self._written = None
+
+    def _chain_messages(self, chains: Mapping[str, Chain]) -> Iterator[Message]:
+        for name, chain in chains.items():
+            yield nf_tables.new_chain(self.name, name, chain)
+        for name, chain in chains.items():
+            yield nf_tables.delete_rules(self.name, name)
+            yield from nf_tables.new_rules(self.name, name, chain)
+
+    def write(self, change: Difference) -> int:
+        """Put a difference in force; return how many transactions that took. Raises KernelError: what is before it stays."""
+        last = change.last_slots()
+        batch = list(self._chain_messages(change.new_chains))
+        for name, content in change.deleted.items():
+            gone = last.get(name, {})
+            batch += self._elements(DEL_ELEMENT, name, {key: each for key, each in content.items() if key not in gone})
+        for name, content in change.added.items():
+            batch += self._elements(NEW_ELEMENT, name, content)
+        self._kernel.transact(batch)
+        after = [message for name, content in last.items() for message in self._elements(DEL_ELEMENT, name, content)]
+        # A chain goes with its rules, before the chains that they lead to.
+        for name in change.gone_chains:
+            after += [nf_tables.delete_rules(self.name, name), nf_tables.delete_chain(self.name, name)]
+        self._kernel.transact(after)
+        if change.new_chains or change.gone_chains:
+            self._written = None
+        return bool(batch) + bool(after)
+
+    def _elements(self, kind: int, name: str, content: Mapping[bytes, Element]) -> Iterator[Message]:
+        return nf_tables.elements(kind, self.name, MAPS[name], list(content.items()))
+
+    def remember(self) -> None:
+        """Take the rules as they are for the wanted ones: this is called right after they were written. Raises OSError."""
+        self._written = self._kernel.rules(self.name)
+
+    def changed_chains(self) -> list[str]:
+        """Return the chains whose rules are not as they were written. Raises OSError."""
+        if self._written is None:
+            return []
+        now, before = _by_chain(self._kernel.rules(self.name)), _by_chain(self._written)
+        return sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))
+
+    def remove(self) -> bool:
+        """Delete the table; return whether it was there. Raises NotOurs, KernelError."""
+        if not self.exists():
+            return False
+        self._kernel.transact([nf_tables.delete_table(self.name)])
+        return True
+
+
+def _by_chain(rows: list[RuleRow]) -> dict[str, list[bytes]]:
+    found: dict[str, list[bytes]] = {}
+    for row in rows:
+        found.setdefault(row.chain, []).append(row.expressions)
+    return found
+
+
+def unavailable_reason() -> str:
+    """Return why this process cannot use nftables here; '' when it can. It makes a table, and takes it away in the same transaction."""
+    try:
+        kernel = NfTables()
+    except OSError as error:
+        return f"the kernel has no netfilter netlink: {error.strerror}"
+    name = "lbagent-probe"
+    try:
+        if kernel.comment(name) is None:
+            kernel.transact([nf_tables.new_table(name, MARKER), nf_tables.delete_table(name)])
+    except KernelError as error:
+        if error.errno in (errno.EPERM, errno.EACCES):
+            return "this process may not change nftables: it needs CAP_NET_ADMIN"
+        return str(error)
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EACCES):
+            return "this process may not read nftables: it needs CAP_NET_ADMIN"
+        return f"the kernel has no nf_tables: {error.strerror}"
+    finally:
+        kernel.close()
+    return ""
