@@ -21,12 +21,12 @@ FROM = "lbagent"  # the distribution that a data plane comes from
 # name -> its module; '': this version has none. In the order in which they are listed.
 RENDERERS = {
     "bpf": "lbagent.targets.bpf.bpf_renderer",
-    "nftables": "",
+    "nftables": "lbagent.targets.nftables.nft_renderer",
     "record": "lbagent.targets.record.record_renderer",
     "none": "lbagent.targets.none.none_renderer",
 }
-WITH_SETTINGS = frozenset({"record"})
-SERVING_FIRST = ("bpf",)  # of several, the one that balances packets serves; else the first one does
+WITH_SETTINGS = frozenset({"nftables", "record"})
+SERVING_FIRST = ("bpf", "nftables")  # of several, the one that balances packets serves; else the first one does
 _NOT_BUILT = "this version of lbagent does not have it"
 
 

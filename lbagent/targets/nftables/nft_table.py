@@ -6,12 +6,12 @@ Blocks. A table of our name without our comment is another program's: it is neve
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 
 from lbagent.errors import KernelError, Refused
 from lbagent.targets.nftables import nf_tables
-from lbagent.targets.nftables.map_specs import MAPS, Element
+from lbagent.targets.nftables.map_specs import MAPS, WORD, Element
 from lbagent.targets.nftables.nf_tables import DEL_ELEMENT, NEW_ELEMENT, Message, NfTables, RuleRow
 from lbagent.targets.nftables.nft_text import MARKER
 from lbagent.targets.nftables.rule_set import Difference, Elements
@@ -114,8 +114,28 @@ class NftTable:
         return nf_tables.elements(kind, self.name, MAPS[name], list(content.items()))
 
     def remember(self) -> None:
-        """Take the rules as they are for the wanted ones: this is called right after they were written. Raises OSError."""
-        self._written = self._kernel.rules(self.name)
+        """Take the rules as they are for the wanted ones, where some were written since the last call. Raises OSError."""
+        if self._written is None:
+            self._written = self._kernel.rules(self.name)
+
+    def other_chains(self, chains: Mapping[str, Chain]) -> list[str]:
+        """Return the chains beside these, each before those that it leads to. Raises OSError."""
+        names = dict.fromkeys(row.chain for row in self._kernel.rules(self.name))
+        return sorted((name for name in names if name not in chains), key=lambda name: -name.count("-"))
+
+    def forget_clients(self, stale: Collection[tuple[bytes, bytes]]) -> int:
+        """Delete the clients that affinity leads from a frontend to a backend (keys and values); return how many. Raises OSError."""
+        count = 0
+        for spec in (spec for spec in MAPS.values() if spec.dynamic):
+            width = spec.family.address_bytes
+            if not any(len(value) == width + WORD for _, value in stale):
+                continue
+            for key, element in self._kernel.elements(self.name, spec).items():
+                if (key[width:], element.value) in stale:
+                    with suppress(KernelError):  # it has expired
+                        self._kernel.transact(list(nf_tables.elements(DEL_ELEMENT, self.name, spec, [(key, element)])))
+                        count += 1
+        return count
 
     def changed_chains(self) -> list[str]:
         """Return the chains whose rules are not as they were written. Raises OSError."""
