@@ -1,4 +1,7 @@
-"""The chains of the table. Those of a Service depend on how many slots it has and what is checked first, not on the Service. Pure."""
+"""The chains of the table. Pure.
+
+Those of a Service depend on how many slots it has and on what is checked first, not on the Service.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,10 @@ class Way(NamedTuple):
             slot = hashed_slot(key, self.slots, HASH_SEED, offset)
         name = self._select
         # A packet that met the old verdict and the new backends is sent again by its client.
-        yield name, Chain((rule(dnat(family, (*frontend(family), slot), f"backends{family.digit}")), rule(verdict(DROPPED))))
+        yield (
+            name,
+            Chain((rule(dnat(family, (*frontend(family), slot), f"backends{family.digit}")), rule(verdict(DROPPED)))),
+        )
         if self.sticky:
             known = dnat(family, (source(family), *frontend(family)), f"affinity{family.digit}")
             yield f"sticky-{name}", Chain((rule(known), rule(goto(name))))
@@ -120,7 +126,9 @@ class Sticky(NamedTuple):
     def chains(self) -> Iterator[tuple[str, Chain]]:
         """Yield the chain."""
         rules = [
-            rule(is_protocol(kind), note(self.family, f"affinity{self.family.digit}", self.timeout_s, kind.value.lower()))
+            rule(
+                is_protocol(kind), note(self.family, f"affinity{self.family.digit}", self.timeout_s, kind.value.lower())
+            )
             for kind in ALL_PROTOCOLS
         ]
         yield self.name, Chain(tuple(rules))
@@ -131,7 +139,7 @@ Need = Way | Sticky
 
 def is_plain_pattern(pattern: str) -> bool:
     """Whether nft can match the names of a pattern: a name, or the beginning of one and `*`."""
-    return not set(pattern.removesuffix("*")) & set("*?[]\\\"")
+    return not set(pattern.removesuffix("*")) & set('*?[]\\"')
 
 
 def base_chains(settings: TableSettings) -> Mapping[str, Chain]:
@@ -162,7 +170,9 @@ def base_chains(settings: TableSettings) -> Mapping[str, Chain]:
         external = _original(family, f"external{family.digit}", f"source{family.digit}")
         chains[f"translated{family.digit}"] = Chain((rule(jump(f"sticky{family.digit}")), ours, *external))
     dstnat, srcnat = DSTNAT + settings.priority, SRCNAT + settings.priority
-    chains["prerouting"] = Chain((*(rule(pod, goto("inside")) for pod in pods), rule(goto(outside))), "prerouting", dstnat)
+    chains["prerouting"] = Chain(
+        (*(rule(pod, goto("inside")) for pod in pods), rule(goto(outside))), "prerouting", dstnat
+    )
     chains["output"] = Chain((rule(goto("inside")),), "output", dstnat)
     chains["postrouting"] = Chain(tuple(_translated("translated")), "postrouting", srcnat)
     chains["input"] = Chain(tuple(_translated("sticky")), "input", srcnat)

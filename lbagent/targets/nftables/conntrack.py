@@ -18,6 +18,7 @@ from typing import NamedTuple
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.family import Family
 from lbagent.targets.nftables.attributes import attribute, attributes_of, nested, read_u32, u32
+from lbagent.targets.nftables.backends_gone import Ended
 
 _NETLINK_NETFILTER = 12
 _SUBSYSTEM = 1  # NFNL_SUBSYS_CTNETLINK
@@ -37,13 +38,6 @@ _BY_BACKEND = 1 << 0 | 1 << 3 | 1 << 4  # CTA_FILTER_FLAG: source address, proto
 _FILTERED = 16  # backends for which the kernel selects, one after the other
 _RECEIVE_BYTES = 1 << 20
 _TIMEOUT_S = 30.0
-
-
-class Ended(NamedTuple):
-    """What ends: connections to a backend, `frontend` None: by whichever frontend; else those of one frontend to it."""
-
-    backend: L3n4Addr
-    frontend: L3n4Addr | None = None
 
 
 class Connection(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from ipaddress import summarize_address_range
+from ipaddress import ip_address, summarize_address_range
 from typing import NamedTuple
 
 from lbagent.model.address import L4Type, format_ip, parse_ip
@@ -123,7 +123,12 @@ class MapSpec(NamedTuple):
     def declaration(self) -> list[str]:
         """Return the lines of its definition, without elements, as nft lists them."""
         six = "6" if self.family is Family.IPV6 else ""
-        names = {ADDRESS: f"ip{'v6' if six else 'v4'}_addr", PROTOCOL: "inet_proto", PORT: "inet_service", DEVICE: "ifname"}
+        names = {
+            ADDRESS: f"ip{'v6' if six else 'v4'}_addr",
+            PROTOCOL: "inet_proto",
+            PORT: "inet_service",
+            DEVICE: "ifname",
+        }
         values = {Value.VERDICT: " : verdict", Value.BACKEND: f" : {names[ADDRESS]} . inet_service", Value.NOTHING: ""}
         lines = ["type " + " . ".join(names.get(field, "") for field in self.key) + values[self.value]]
         if self.has_slot:
@@ -148,9 +153,7 @@ def _text(field: Field, part: bytes) -> str:
 
 def _network(first: str, last: str) -> str:
     """Return a range of addresses: as a network where it is one."""
-    import ipaddress
-
-    found = list(summarize_address_range(ipaddress.ip_address(first), ipaddress.ip_address(last)))  # type: ignore[type-var]
+    found = list(summarize_address_range(ip_address(first), ip_address(last)))
     return str(found[0]) if len(found) == 1 else f"{first}-{last}"
 
 

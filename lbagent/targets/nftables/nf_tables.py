@@ -25,9 +25,8 @@ from lbagent.targets.nftables.attributes import (
     read_u32,
     text,
     u32,
-    u64,
 )
-from lbagent.targets.nftables.map_specs import AFFINITY_SIZE, INSIDE_OFFSET, MAPS, Element, Field, MapSpec, Value
+from lbagent.targets.nftables.map_specs import AFFINITY_SIZE, INSIDE_OFFSET, Element, Field, MapSpec, Value
 from lbagent.targets.nftables.statements import CHAIN_VERDICTS, VERDICTS, Chain, verdict_data
 
 NETLINK_NETFILTER = 12
@@ -72,7 +71,9 @@ class RuleRow(NamedTuple):
 
 def new_table(name: str, comment: str) -> Message:
     """Create the table, or do nothing where it is there."""
-    return Message(NEW_TABLE, _CREATE, text(1, name) + u32(2, 0) + attribute(6, _comment(comment)), f"table inet {name}")
+    return Message(
+        NEW_TABLE, _CREATE, text(1, name) + u32(2, 0) + attribute(6, _comment(comment)), f"table inet {name}"
+    )
 
 
 def delete_table(name: str) -> Message:
@@ -134,7 +135,8 @@ def new_set(table: str, spec: MapSpec, number: int) -> Message:
 
 def elements(kind: int, table: str, spec: MapSpec, found: Sequence[tuple[bytes, Element]]) -> Iterator[Message]:
     """Add or delete elements (`kind`: NEW_ELEMENT or DEL_ELEMENT), in messages that are not too long."""
-    head, some, size, what = text(1, table) + text(2, spec.name), [], 0, ""
+    head, size, what = text(1, table) + text(2, spec.name), 0, ""
+    some: list[bytes] = []
     flags = _CREATE if kind == NEW_ELEMENT else 0
     for key, element in found:
         part = _element(spec, key, element if kind == NEW_ELEMENT else None)
@@ -395,4 +397,3 @@ def _read_element(item: bytes) -> tuple[bytes, Element]:
 
 def _packed(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
     return _MESSAGE.pack(_MESSAGE.size + len(body), kind, flags, sequence, 0) + body + bytes(-len(body) % 4)
-

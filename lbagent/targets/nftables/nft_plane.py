@@ -99,6 +99,11 @@ class NftPlane(PlainPlane):
         """Frontends that stay as an earlier agent left them."""
         return self._writer.kept if self._writer is not None else 0
 
+    def retry_at(self) -> float | None:
+        """Return when a frontend is tried again that found no id, or one that was removed is refused no longer."""
+        due = self._writer.due() if self._writer is not None else None
+        return min((at for at in (super().retry_at(), due) if at is not None), default=None)
+
     async def reconcile(self, desired: Desired) -> None:
         """Give ids, and write the State. While a source is not complete, the plane is not ready and removes nothing."""
         began = time.monotonic()
@@ -146,7 +151,9 @@ class NftPlane(PlainPlane):
         if self.waiting != self._warned:
             self._warned = self.waiting
             log.warning("nothing is removed yet", extra={"reason": self.waiting})
-        return frozenset(name for name in desired.state.by_name if _is_partial(str(name), desired.state, name, provenance))
+        return frozenset(
+            name for name in desired.state.by_name if _is_partial(str(name), desired.state, name, provenance)
+        )
 
     async def watch(self) -> None:
         """Look for ever whether another program changed the table, and have it put right."""

@@ -1,4 +1,4 @@
-"""The data plane `nftables` as `--renderer nftables[=SETTINGS]` and `lbagent renderers` name it. It is imported whole when it is used."""
+"""The data plane `nftables` as `--renderer` and `lbagent renderers` name it. It is imported whole when it is used."""
 
 from __future__ import annotations
 

@@ -34,7 +34,9 @@ def table_settings(settings: Mapping[str, str], config: Config) -> TableSettings
     if not _NAME.fullmatch(table):
         raise ConfigError(f"--renderer nftables: table={table}: expected letters, digits, - and _, at most 31")
     if not re.fullmatch(r"[+-]?\d{1,3}", priority) or abs(int(priority)) > MAX_PRIORITY:
-        raise ConfigError(f"--renderer nftables: priority={priority}: expected a number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
+        raise ConfigError(
+            f"--renderer nftables: priority={priority}: expected a number from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        )
     return TableSettings(
         table=table,
         priority=int(priority),

@@ -10,12 +10,29 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 
 from lbagent.errors import KernelError, Refused
+from lbagent.model.family import Family
 from lbagent.targets.nftables import nf_tables
+from lbagent.targets.nftables.chains import TableSettings, Way, base_chains
 from lbagent.targets.nftables.map_specs import MAPS, WORD, Element
 from lbagent.targets.nftables.nf_tables import DEL_ELEMENT, NEW_ELEMENT, Message, NfTables, RuleRow
 from lbagent.targets.nftables.nft_text import MARKER
 from lbagent.targets.nftables.rule_set import Difference, Elements
-from lbagent.targets.nftables.statements import Chain
+from lbagent.targets.nftables.statements import (
+    Chain,
+    dnat,
+    frontend,
+    hashed_slot,
+    is_translated,
+    limit_over,
+    masquerade,
+    random_slot,
+    reset,
+    rule,
+    source,
+)
+
+PROBE = "lbagent-probe"  # the table that is made and deleted in one transaction
+_SAMPLE = Way(Family.IPV4, 2, "flow", sticky=True, check="allow")
 
 
 class NotOurs(Refused):
@@ -68,7 +85,9 @@ class NftTable:
 
     # --- writing ---
 
-    def create(self, chains: Mapping[str, Chain], elements: Mapping[str, Mapping[bytes, Element]], *, fresh: bool) -> None:
+    def create(
+        self, chains: Mapping[str, Chain], elements: Mapping[str, Mapping[bytes, Element]], *, fresh: bool
+    ) -> None:
         """Make the table with its maps, chains and rules, in one transaction; `fresh`: in place of the one that is there.
 
         Rules of chains that are there already are replaced. Raises KernelError.
@@ -124,7 +143,7 @@ class NftTable:
         return sorted((name for name in names if name not in chains), key=lambda name: -name.count("-"))
 
     def forget_clients(self, stale: Collection[tuple[bytes, bytes]]) -> int:
-        """Delete the clients that affinity leads from a frontend to a backend (keys and values); return how many. Raises OSError."""
+        """Delete the clients that affinity leads from a frontend to a backend; return how many. Raises OSError."""
         count = 0
         for spec in (spec for spec in MAPS.values() if spec.dynamic):
             width = spec.family.address_bytes
@@ -160,23 +179,48 @@ def _by_chain(rows: list[RuleRow]) -> dict[str, list[bytes]]:
 
 
 def unavailable_reason() -> str:
-    """Return why this process cannot use nftables here; '' when it can. It makes a table, and takes it away in the same transaction."""
+    """Return why this process cannot use nftables here; '' when it can. A table is made and deleted in one transaction."""
     try:
         kernel = NfTables()
     except OSError as error:
         return f"the kernel has no netfilter netlink: {error.strerror}"
-    name = "lbagent-probe"
     try:
-        if kernel.comment(name) is None:
-            kernel.transact([nf_tables.new_table(name, MARKER), nf_tables.delete_table(name)])
-    except KernelError as error:
+        kernel.comment(PROBE)
+        _probe(kernel, {**base_chains(TableSettings(table=PROBE)), **dict(_SAMPLE.chains())})
+    except (KernelError, OSError) as error:
         if error.errno in (errno.EPERM, errno.EACCES):
             return "this process may not change nftables: it needs CAP_NET_ADMIN"
-        return str(error)
-    except OSError as error:
-        if error.errno in (errno.EPERM, errno.EACCES):
-            return "this process may not read nftables: it needs CAP_NET_ADMIN"
-        return f"the kernel has no nf_tables: {error.strerror}"
+        return _missing_module(kernel) or f"the kernel refuses the rules: {error}"
     finally:
         kernel.close()
+    return ""
+
+
+def _probe(kernel: NfTables, chains: Mapping[str, Chain]) -> None:
+    batch = [nf_tables.new_table(PROBE, MARKER)]
+    batch += [nf_tables.new_set(PROBE, spec, number) for number, spec in enumerate(MAPS.values(), 1)]
+    batch += [nf_tables.new_chain(PROBE, name, chain) for name, chain in chains.items()]
+    for name, chain in chains.items():
+        batch += nf_tables.new_rules(PROBE, name, chain)
+    kernel.transact([*batch, nf_tables.delete_table(PROBE)])
+
+
+def _missing_module(kernel: NfTables) -> str:
+    """Return which part of nftables the kernel has not; '' when that is not the reason."""
+    slot = (*frontend(Family.IPV4), random_slot(2, 0))
+    hashed = (*frontend(Family.IPV4), hashed_slot((source(Family.IPV4),), 2, 1, 0))
+    parts = {
+        "nft_chain_nat": Chain((), "postrouting", 100),
+        "nft_reject_inet": Chain((rule(reset()),), "prerouting", -100),
+        "nft_limit": Chain((rule(limit_over(1)),), "prerouting", -100),
+        "nft_ct": Chain((rule(is_translated()),), "prerouting", -100),
+        "nft_masq": Chain((rule(masquerade()),), "postrouting", 100),
+        "nft_numgen or nft_nat": Chain((rule(dnat(Family.IPV4, slot, "backends4")),), "prerouting", -100),
+        "nft_hash": Chain((rule(dnat(Family.IPV4, hashed, "backends4")),), "prerouting", -100),
+    }
+    for module, chain in parts.items():
+        try:
+            _probe(kernel, {"probe": chain})
+        except KernelError:
+            return f"the kernel has no {module}"
     return ""

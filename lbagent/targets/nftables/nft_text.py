@@ -1,4 +1,4 @@
-"""The forms of a rule set that people and nft read: text for `nft -f`, libnftables' JSON, and a difference as one transaction. Pure."""
+"""The forms of a rule set for people and nft: text for `nft -f`, JSON, a difference as one transaction. Pure."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def ruleset_json(rules: RuleSet) -> dict[str, Any]:
         hook = {"type": "nat", "hook": chain.hook, "prio": chain.priority, "policy": "accept"} if chain.hook else {}
         out.append({"chain": {**here, "name": name, **hook}})
     for name, chain in chains.items():
-        for rule in chain.rules:
-            out.append({"rule": {**here, "chain": name, "expr": [statement.json for statement in rule.statements]}})
+        content = [[statement.json for statement in rule.statements] for rule in chain.rules]
+        out += [{"rule": {**here, "chain": name, "expr": expressions}} for expressions in content]
     return {"nftables": [{"metainfo": {"json_schema_version": 1}}, *out]}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lbagent.errors import KernelError
@@ -19,6 +20,7 @@ from lbagent.targets.nftables.findings import Finding, findings
 from lbagent.targets.nftables.map_specs import backend_value, frontend_key
 from lbagent.targets.nftables.nft_table import NftTable
 from lbagent.targets.nftables.node_place import NodePlace
+from lbagent.targets.nftables.removed_frontends import RemovedFrontends
 from lbagent.targets.nftables.rule_set import CHUNK_ELEMENTS, Difference, Elements, RuleSet, difference
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,8 @@ class NftWriter:
         self.conntrack = Conntrack()
         self.kept = 0  # frontends of an earlier agent that stay because a source is not complete
         self._is_synced = False
+        self._is_moved = False  # the rules of all Services are made again
+        self._removed = RemovedFrontends()
         self._use = BackendUse()
         self._stale_clients: set[tuple[bytes, bytes]] = set()  # frontend, backend: as keys and values of maps
         self._reported: set[tuple[ServiceName, str]] = set()
@@ -61,8 +65,7 @@ class NftWriter:
     def move(self, place: NodePlace) -> None:
         """Take another place: each backend is looked at again."""
         self.place = place
-        self.rules = RuleSet(self.settings, place.is_local)
-        self._is_synced = False
+        self._is_moved, self._is_synced = True, False
 
     def reconfigure(self, settings: TableSettings) -> None:
         """Take other settings."""
@@ -89,6 +92,7 @@ class NftWriter:
 
     async def _write_changes(self, services: Mapping[ServiceName, Rows]) -> None:
         work = self.rules.set_devices(self.place.devices)
+        work.merge(self._removed.expired(time.monotonic()))
         for number, name in enumerate(self._changed(services), 1):
             work.merge(self._take(name, services.get(name, ())))
             if len(work) >= CHUNK_ELEMENTS:
@@ -105,6 +109,7 @@ class NftWriter:
         return changed + [name for name, rows in services.items() if not _is_same(before.get(name, ()), rows)]
 
     def _put(self, change: Difference) -> None:
+        self._removed.refuse(change, time.monotonic())
         if change:
             self.transactions += self.table.write(change)
 
@@ -125,14 +130,25 @@ class NftWriter:
             self._take(name, wanted.get(name, ()))
             if number % _BETWEEN_YIELDS == 0:
                 await asyncio.sleep(0)
+        if self._is_moved:
+            self.rules, self._is_moved = RuleSet(self.settings, self.place.is_local), False
+            self.rules.set_devices(self.place.devices)
+            for number, (name, rows) in enumerate(self.rows.items(), 1):
+                self.rules.update(name, rows)
+                if number % _BETWEEN_YIELDS == 0:
+                    await asyncio.sleep(0)
+        self._removed.forget()
         chains, elements = self.rules.chains(), self.rules.elements()
         self.transactions += 1
         if self.table.exists() and not self.table.is_usable(self.rules.base):
+            self._use.add_left(self.table.read())
             self.table.create(chains, elements, fresh=True)
             self._finish(None)
             return
         self.table.create(chains, {}, fresh=False)
         found = self.table.read()
+        if kept is None:
+            self._use.add_left(found)
         for chunk in self._missing(found, elements):
             self._put(chunk)
             await asyncio.sleep(0)
@@ -170,7 +186,11 @@ class NftWriter:
         if not self.table.exists():
             return [Finding("missing", f"table inet {self.table.name} is not there")]
         found = [Finding("differs", f"the rules of chain {name} were changed") for name in self.table.changed_chains()]
-        return [*found, *findings(self.table.read(), self.rules.elements())]
+        return [*found, *findings(self.table.read(), self._removed.added_to(self.rules.elements()))]
+
+    def due(self) -> float | None:
+        """Return when `write` has something to remove (monotonic seconds); None: it has not."""
+        return self._removed.due()
 
     # --- connections and clients ---
 
@@ -200,7 +220,7 @@ def _is_same(one: Rows, other: Rows) -> bool:
 
 def _sticky(rows: Iterable[SVC]) -> set[tuple[bytes, bytes]]:
     """Return each frontend with affinity and each of its backends for new connections."""
-    found = set()
+    found: set[tuple[bytes, bytes]] = set()
     for row in rows:
         if row.session_affinity:
             key = frontend_key(row.frontend.address, row.frontend.protocol, row.frontend.port)

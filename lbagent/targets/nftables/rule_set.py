@@ -109,24 +109,32 @@ class RuleSet:
         for (spec, key), element in new.elements.items():
             out.change(spec, key, old.elements.get((spec, key)), element)
         self._count_local(out, old.local, new.local)
-        for need in new.needs - old.needs:
-            self._needs[need] += 1
-            if self._needs[need] == 1:
-                for chain, content in need.chains():
-                    self._chains[chain] += 1
-                    if self._chains[chain] == 1:
-                        out.new_chains[chain] = content
-        for need in old.needs - new.needs:
-            self._needs[need] -= 1
-            if not self._needs[need]:
-                del self._needs[need]
-                for chain, _ in reversed(list(need.chains())):
-                    self._chains[chain] -= 1
-                    if not self._chains[chain]:
-                        del self._chains[chain]
-                        if out.new_chains.pop(chain, None) is None:
-                            out.gone_chains.append(chain)
+        for need in sorted(new.needs - old.needs, key=_name):
+            self._add_need(out, need)
+        for need in sorted(old.needs - new.needs, key=_name):
+            self._drop_need(out, need)
         return out
+
+    def _add_need(self, out: Difference, need: Need) -> None:
+        self._needs[need] += 1
+        if self._needs[need] > 1:
+            return
+        for chain, content in need.chains():
+            self._chains[chain] += 1
+            if self._chains[chain] == 1:
+                out.new_chains[chain] = content
+
+    def _drop_need(self, out: Difference, need: Need) -> None:
+        self._needs[need] -= 1
+        if self._needs[need]:
+            return
+        del self._needs[need]
+        for chain, _ in reversed(list(need.chains())):
+            self._chains[chain] -= 1
+            if not self._chains[chain]:
+                del self._chains[chain]
+                if out.new_chains.pop(chain, None) is None:
+                    out.gone_chains.append(chain)
 
     def _count_local(self, out: Difference, old: frozenset[bytes], new: frozenset[bytes]) -> None:
         for address in new - old:
@@ -167,7 +175,7 @@ class RuleSet:
     def chains(self) -> dict[str, Chain]:
         """Return all chains, each after those that it leads to."""
         needed: dict[str, Chain] = {}
-        for need in sorted(self._needs, key=lambda need: need.name):
+        for need in sorted(self._needs, key=_name):
             needed |= dict(need.chains())
         return {**self.base, **needed}
 
@@ -176,6 +184,10 @@ class RuleSet:
         for name, rules in self.services.items():
             for reason in rules.unsupported:
                 yield name, reason
+
+
+def _name(need: Need) -> str:
+    return need.name
 
 
 def _local_keys(address: bytes) -> Iterator[tuple[str, bytes]]:

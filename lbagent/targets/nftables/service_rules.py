@@ -102,9 +102,7 @@ class _Builder:
                 self._unsupported[reason] = None
             if is_served(row) and row.nat_policy is SVCNatPolicy.NONE:
                 self._frontend(row)
-        return ServiceRules(
-            self._elements, frozenset(self._needs), frozenset(self._local), tuple(self._unsupported)
-        )
+        return ServiceRules(self._elements, frozenset(self._needs), frozenset(self._local), tuple(self._unsupported))
 
     def _add(self, name: str, key: bytes, value: str | bytes | None = None, comment: str = "") -> None:
         self._elements[name, key] = Element(value, comment)

@@ -172,7 +172,7 @@ def random_slot(slots: int, offset: int) -> Load:
 def hashed_slot(key: Sequence[Load], slots: int, seed: int, offset: int) -> Load:
     """Return a number of `offset` and up by a hash: the same on every node. `key` is of one family."""
     name = f"jhash {' . '.join(part.text for part in key)} mod {slots} seed {seed:#x}"
-    shown = {"mod": slots, "seed": seed, "offset": offset}
+    shown: dict[str, Any] = {"mod": slots, "seed": seed, "offset": offset}
     shown["expr"] = {"concat": [part.json for part in key]} if len(key) > 1 else key[0].json
     words = sum(part.words for part in key)
 
@@ -332,7 +332,9 @@ def is_translated() -> Statement:
 def masquerade() -> Statement:
     """Translate the source to the address of the device by which the packet leaves."""
     return Statement(
-        "masquerade fully-random", {"masquerade": {"flags": "fully-random"}}, (_expression("masq", u32(1, FULLY_RANDOM)),)
+        "masquerade fully-random",
+        {"masquerade": {"flags": "fully-random"}},
+        (_expression("masq", u32(1, FULLY_RANDOM)),),
     )
 
 
@@ -361,9 +363,7 @@ def note(family: Family, name: str, timeout_s: int, header: str) -> Statement:
     found, words = _key(key), 2 * (family.address_bytes // 4) + 2
     at = words + -words % 4 if words + -words % 4 + words // 2 <= _REGISTER_WORDS else words
     loads = (value[0].load(at), value[1].load(at + value[0].words))
-    update = _expression(
-        "dynset", text(1, name), u32(3, 1), u32(4, 1), u32(5, _register(at)), u64(6, timeout_s * 1000)
-    )
+    update = _expression("dynset", text(1, name), u32(3, 1), u32(4, 1), u32(5, _register(at)), u64(6, timeout_s * 1000))
     shown = f"{{ {found.text} timeout {duration(timeout_s)} : {' . '.join(part.text for part in value)} }}"
     return Statement(
         f"update @{name} {shown}",
