@@ -1,7 +1,7 @@
 """Frontends that were removed: for a while their connections are refused. Pure.
 
-The connections of a removed frontend are deleted, and their next packet would leave for wherever the address is routed. As bpf does,
-TCP is answered with RST and UDP with port unreachable. New connections are refused, too, until the time is over.
+The connections of a removed frontend are deleted, and their next packet would leave for wherever the address is routed.
+As with bpf, TCP is answered with RST and UDP with port unreachable. New connections are refused, too, until the time is over.
 """
 
 from __future__ import annotations

@@ -26,7 +26,10 @@ def test_a_backend_that_no_service_has() -> None:
 def test_tcp_stays_while_another_service_has_the_backend_and_udp_does_not() -> None:
     for protocol, ended in (("TCP", set()), ("UDP", {Ended(address(f"{ONE}/UDP"), address("10.96.0.1:80/UDP"))})):
         use = BackendUse()
-        old, other = [row(f"10.96.0.1:80/{protocol}", f"{ONE}/{protocol}")], [row(f"10.96.0.2:80/{protocol}", f"{ONE}/{protocol}")]
+        old, other = (
+            [row(f"10.96.0.1:80/{protocol}", f"{ONE}/{protocol}")],
+            [row(f"10.96.0.2:80/{protocol}", f"{ONE}/{protocol}")],
+        )
         use.change([], old)
         use.change([], other)
         use.change(old, [row(f"10.96.0.1:80/{protocol}")])
@@ -61,7 +64,9 @@ def test_a_withdrawn_backend_is_one_still() -> None:
 
 def test_what_an_earlier_agent_left() -> None:
     use = BackendUse()
-    use.change([], [row("10.96.0.1:80", ONE), row("10.96.0.1:53/UDP", f"{ONE}/UDP"), row("10.96.0.2:53/UDP", f"{TWO}/UDP")])
+    use.change(
+        [], [row("10.96.0.1:80", ONE), row("10.96.0.1:53/UDP", f"{ONE}/UDP"), row("10.96.0.2:53/UDP", f"{TWO}/UDP")]
+    )
     left = rule_set(row("10.96.0.1:80", ONE, TWO), row("10.96.0.1:53/UDP", f"{ONE}/UDP", f"{TWO}/UDP"))
     use.add_left(left.elements())
     assert use.take() == {Ended(address(TWO)), Ended(address(f"{TWO}/UDP"), address("10.96.0.1:53/UDP"))}

@@ -6,6 +6,7 @@ from lbagent.targets.nftables.findings import findings
 from lbagent.targets.nftables.map_specs import Element
 from tests.targets.nftables.made import row, rule_set, wildcard
 
+SLOT = "10.96.0.1 . tcp . 80"
 ROWS = (row("10.96.0.1:80", "10.0.0.1:8080", "10.0.0.2:8080"), wildcard("10.96.0.1"))
 
 
@@ -19,8 +20,7 @@ def test_each_kind() -> None:
     slots[first[:-4] + b"\7\0\0\0"] = gone
     texts = sorted(map(str, findings(found, wanted)))
     assert texts == [
-        "default/web 10.96.0.1:80/TCP: differs: backends4: 10.96.0.1 . tcp . 80 . 1 : 10.0.0.1 . 8080,"
-        " wanted 10.96.0.1 . tcp . 80 . 1 : 10.0.0.2 . 8080",
+        f"default/web 10.96.0.1:80/TCP: differs: backends4: {SLOT} . 1 : 10.0.0.1 . 8080, wanted {SLOT} . 1 : 10.0.0.2 . 8080",
         "default/web 10.96.0.1:80/TCP: missing: backends4: 10.96.0.1 . tcp . 80 . 0 : 10.0.0.1 . 8080",
         "default/web 10.96.0.1:80/TCP: stale: backends4: 10.96.0.1 . tcp . 80 . 7 : 10.0.0.1 . 8080",
     ]

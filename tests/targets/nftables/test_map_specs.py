@@ -26,7 +26,10 @@ def test_a_frontend(address: str, name: str, size: int) -> None:
     key = frontend_key(parse_ip(address), L4Type.UDP, 53)
     assert len(key) == MAPS[name].key_bytes == size
     assert MAPS[name].key_text(key) == f"{address} . udp . 53"
-    assert MAPS[name].element_text(key, Element("goto random4-3", "a/b c")) == f'{address} . udp . 53 comment "a/b c" : goto random4-3'
+    assert (
+        MAPS[name].element_text(key, Element("goto random4-3", "a/b c"))
+        == f'{address} . udp . 53 comment "a/b c" : goto random4-3'
+    )
 
 
 def test_a_slot_is_in_the_order_of_this_machine() -> None:

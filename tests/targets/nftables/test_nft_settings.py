@@ -12,7 +12,9 @@ from lbagent.targets.nftables.nft_settings import parsed, table_settings
 def test_defaults_and_settings() -> None:
     assert table_settings({}, Config()).table == "lbagent"
     assert table_settings({}, Config()).priority == -5
-    found = table_settings(parsed("table=lb2,priority=+7"), Config(pod_device=("pod*",), reject_rate=3, masquerade_all=True))
+    found = table_settings(
+        parsed("table=lb2,priority=+7"), Config(pod_device=("pod*",), reject_rate=3, masquerade_all=True)
+    )
     assert (found.table, found.priority, found.pod_devices, found.reject_rate) == ("lb2", 7, ("pod*",), 3)
     assert found.masquerade_all
 

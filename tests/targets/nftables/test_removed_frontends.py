@@ -14,7 +14,10 @@ def test_a_removed_frontend_is_refused_until_its_time_is_over() -> None:
     change = rules.update(WEB, [])
     removed.refuse(change, 100.0)
     ((key, element),) = change.added["frontends4"].items()
-    assert MAPS["frontends4"].element_text(key, element) == '10.96.0.1 . tcp . 80 comment "default/web http" : goto refused'
+    assert (
+        MAPS["frontends4"].element_text(key, element)
+        == '10.96.0.1 . tcp . 80 comment "default/web http" : goto refused'
+    )
     assert removed.due() == 100.0 + REFUSED_S
     assert removed.added_to(rules.elements())["frontends4"] == {key: element}
     assert not removed.expired(100.0)

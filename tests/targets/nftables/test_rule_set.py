@@ -80,7 +80,9 @@ def test_a_difference_makes_one_rule_set_of_another(sequence: list[Sequence[Sequ
 
 @given(states, states)
 @settings(deadline=None, max_examples=40)
-def test_comparing_two_rule_sets_gives_the_same_difference(one: Sequence[Sequence[SVC]], two: Sequence[Sequence[SVC]]) -> None:
+def test_comparing_two_rule_sets_gives_the_same_difference(
+    one: Sequence[Sequence[SVC]], two: Sequence[Sequence[SVC]]
+) -> None:
     before, after = made(one).elements(), made(two).elements()
     assert apply(before, difference(before, after)) == after
     assert not difference(after, after)
@@ -102,7 +104,9 @@ def test_each_prefix_of_a_large_load_is_a_rule_set_of_some_services(state: Seque
 
 @given(states, states)
 @settings(deadline=None, max_examples=40)
-def test_what_a_packet_meets_between_the_two_transactions_is_whole(one: Sequence[Sequence[SVC]], two: Sequence[Sequence[SVC]]) -> None:
+def test_what_a_packet_meets_between_the_two_transactions_is_whole(
+    one: Sequence[Sequence[SVC]], two: Sequence[Sequence[SVC]]
+) -> None:
     """The first transaction of a change leaves the slots that a packet may still look for."""
     rules = made(one)
     before, chains = rules.elements(), set(rules.chains())
@@ -142,7 +146,9 @@ def assert_whole(elements: Elements, chains: set[str]) -> None:
 def test_a_slot_that_goes_is_last() -> None:
     rules = rule_set(row("10.96.0.1:80", "10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"))
     change = rules.update(WEB, [row("10.96.0.1:80", "10.0.0.1:80", "10.0.0.3:80")])
-    texts = [MAPS[name].element_text(key, each) for name, found in change.last_slots().items() for key, each in found.items()]
+    texts = [
+        MAPS[name].element_text(key, each) for name, found in change.last_slots().items() for key, each in found.items()
+    ]
     assert texts == ["10.96.0.1 . tcp . 80 . 2 : 10.0.0.3 . 80"]
     assert list(change.new_chains) == ["random4-2"]
     assert change.gone_chains == ["random4-3"]

@@ -36,7 +36,9 @@ def test_a_row_for_pods_and_the_node_has_slots_of_its_own() -> None:
     assert words(rules, "hairpin4") == ["10.0.0.1 . 10.0.0.1"]
 
 
-@pytest.mark.parametrize(("elsewhere", "verdict"), [(False, "goto refused"), (True, "drop")], ids=["nowhere", "elsewhere"])
+@pytest.mark.parametrize(
+    ("elsewhere", "verdict"), [(False, "goto refused"), (True, "drop")], ids=["nowhere", "elsewhere"]
+)
 def test_without_a_backend_it_is_refused_or_left_to_other_nodes(elsewhere: bool, verdict: str) -> None:
     rules = rule_set(row("10.96.0.1:80", no_local_backend=elsewhere))
     assert words(rules, "frontends4") == [f'10.96.0.1 . tcp . 80 comment "default/web http" : {verdict}']
@@ -53,7 +55,10 @@ def test_source_ranges_are_checked_first_and_do_not_overlap() -> None:
     allowed = row("10.1.1.1:80", ONE, type=SVCType.LOAD_BALANCER, check_source_range=True, source_ranges=ranges)
     rules = rule_set(allowed)
     assert words(rules, "frontends4")[0].endswith("goto allow-random4-1")
-    assert [text.split(" comment")[0].split(" . ")[3] for text in words(rules, "ranges4")] == ["10.0.0.0/7", "192.168.0.0/24"]
+    assert [text.split(" comment")[0].split(" . ")[3] for text in words(rules, "ranges4")] == [
+        "10.0.0.0/7",
+        "192.168.0.0/24",
+    ]
     chain = rules.chains()["allow-random4-1"]
     assert [rule.text for rule in chain.rules] == [
         "ip daddr . meta l4proto . th dport . ip saddr != @ranges4 drop",
@@ -62,16 +67,23 @@ def test_source_ranges_are_checked_first_and_do_not_overlap() -> None:
 
 
 def test_ranges_that_exclude() -> None:
-    denied = row("10.1.1.1:80", ONE, check_source_range=True, source_ranges_deny=True, source_ranges=(CIDR.parse("10.0.0.0/8"),))
+    denied = row(
+        "10.1.1.1:80", ONE, check_source_range=True, source_ranges_deny=True, source_ranges=(CIDR.parse("10.0.0.0/8"),)
+    )
     rules = rule_set(denied)
-    assert rules.chains()["deny-random4-1"].rules[0].text == "ip daddr . meta l4proto . th dport . ip saddr @ranges4 drop"
+    assert (
+        rules.chains()["deny-random4-1"].rules[0].text == "ip daddr . meta l4proto . th dport . ip saddr @ranges4 drop"
+    )
 
 
 def test_affinity() -> None:
     rules = rule_set(row("10.96.0.1:80", ONE, TWO, session_affinity=True))
     assert words(rules, "frontends4")[0].endswith("goto sticky-random4-2")
     assert words(rules, "sticky4") == ['10.96.0.1 . tcp . 80 comment "default/web http" : jump note4-10800']
-    assert rules.chains()["sticky-random4-2"].rules[0].text == "dnat ip to ip saddr . ip daddr . meta l4proto . th dport map @affinity4"
+    assert (
+        rules.chains()["sticky-random4-2"].rules[0].text
+        == "dnat ip to ip saddr . ip daddr . meta l4proto . th dport map @affinity4"
+    )
     assert "timeout 3h : ip daddr . tcp dport" in rules.chains()["note4-10800"].rules[0].text
 
 
@@ -109,10 +121,14 @@ def test_maglev_changes_little_when_a_backend_goes() -> None:
         (Algorithm.LEAST_CONN, (997, 991), 1021),
     ],
 )
-def test_weights_act_with_maglev_and_least_conn_only(algorithm: Algorithm, weights: tuple[int, int], slots: int) -> None:
+def test_weights_act_with_maglev_and_least_conn_only(
+    algorithm: Algorithm, weights: tuple[int, int], slots: int
+) -> None:
     made = tuple(backend(text, weight=weight) for text, weight in zip((ONE, TWO), weights, strict=True))
     found = row("10.96.0.1:80", algorithm=algorithm)
-    rules = rule_set(type(found)(**{**{name: getattr(found, name) for name in found.__struct_fields__}, "selectable": made}))
+    rules = rule_set(
+        type(found)(**{**{name: getattr(found, name) for name in found.__struct_fields__}, "selectable": made})
+    )
     assert len(words(rules, "backends4")) == slots
 
 
