@@ -65,6 +65,7 @@ class TableSettings(Struct, frozen=True, kw_only=True):
     masquerade_all: bool = False
     external_clusterip: bool = True
     reject_rate: int = 1000
+    families: frozenset[Family] = frozenset(Family)  # whose frontends are served
     # As text: nft 1.0.6 ends with a failed assertion where a rule notes IPv6 addresses in a map. A hash of the client's address
     # then stands in for affinity, which holds as long as the set of backends does.
     as_text: bool = False

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from lbagent.config import Config
-from lbagent.errors import LbError
+from lbagent.errors import LbError, Unsupported
 from lbagent.model.cooperative import run_cooperatively
 from lbagent.model.service import ServiceName
 from lbagent.model.state import State, next_generation
@@ -20,11 +20,21 @@ from lbagent.net.snapshot import NodeNetwork
 from lbagent.sync.target_protocol import Desired, Provenance
 from lbagent.targets.data_plane import Feature
 from lbagent.targets.nftables.nft_settings import table_settings
+from lbagent.targets.nftables.nft_table import unavailable_reason
 from lbagent.targets.nftables.nft_writer import NftWriter
 from lbagent.targets.nftables.node_place import NodePlace
+from lbagent.targets.nftables.table_lock import TableLock
 from lbagent.targets.plain_plane import PlainPlane
 
 log = logging.getLogger(__name__)
+
+
+class NotAvailable(Unsupported):
+    """This process cannot use nftables here."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("nftables")
+        self.args = (f"--renderer nftables is not available: {reason}",)
 
 
 class NftPlane(PlainPlane):
@@ -38,8 +48,10 @@ class NftPlane(PlainPlane):
         self._settings = settings
         table_settings(settings, config)
         self._writer: NftWriter | None = None
+        self._lock: TableLock | None = None
         self._place: NodePlace | None = None  # that no write has used yet
         self._found = False  # the table of an earlier agent is there, and no complete State has replaced it
+        self._was_there = True  # something was there before `open`
         self._warned = ""
 
     @property
@@ -51,11 +63,16 @@ class NftPlane(PlainPlane):
     # --- life ---
 
     async def open(self, require: Callable[[], None]) -> Mapping[str, str]:
-        """Look for the table of an earlier agent. Raises NotOurs, OSError."""
+        """Look for the table of an earlier agent. Raises NotAvailable, Conflict, NotOurs, OSError."""
+        if reason := unavailable_reason():
+            raise NotAvailable(reason)
         require()
         place = NodePlace(self.config.name_of_node, self.config.pod_device)
-        self._writer = NftWriter(table_settings(self._settings, self.config), place)
-        self._found = self._writer.table.exists()
+        settings = table_settings(self._settings, self.config)
+        lock = TableLock(settings.table)
+        lock.take()
+        self._lock, self._writer = lock, NftWriter(settings, place)
+        self._found = self._was_there = self._writer.table.exists()
         return {}
 
     def close(self) -> None:
@@ -63,10 +80,13 @@ class NftPlane(PlainPlane):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def take_back(self) -> None:
         """Remove the table, where an earlier agent left none."""
-        if self._writer is not None and not self._found:
+        if self._writer is not None and not self._was_there:
             self._writer.table.remove()
 
     async def reconfigure(self, config: Config) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The settings of `--renderer nftables=table=NAME,priority=N`, and those of the agent that its rules depend on."""
+"""The settings of `--renderer nftables=table=NAME,priority=N,family=ipv4`, and those of the agent that its rules depend on."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Mapping
 
 from lbagent.config import Config
 from lbagent.errors import ConfigError
+from lbagent.model.family import Family
 from lbagent.targets.nftables.chains import DEFAULT_PRIORITY, DEFAULT_TABLE, TableSettings
 
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_-]{0,30}")
+_FAMILIES = {"ipv4": Family.IPV4, "ipv6": Family.IPV6}
 MAX_PRIORITY = 50  # the hooks of conntrack and of routing are 100 and more away
 
 
@@ -28,8 +30,13 @@ def parsed(text: str) -> dict[str, str]:
 
 def table_settings(settings: Mapping[str, str], config: Config) -> TableSettings:
     """Return what the rules depend on. Raises ConfigError."""
-    if unknown := sorted(settings.keys() - {"table", "priority"}):
-        raise ConfigError(f"--renderer nftables: unknown setting {unknown[0]!r}; there are table, priority")
+    if unknown := sorted(settings.keys() - {"family", "priority", "table"}):
+        raise ConfigError(f"--renderer nftables: unknown setting {unknown[0]!r}; there are family, priority, table")
+    families = frozenset(Family)
+    if family := settings.get("family"):
+        if family not in _FAMILIES:
+            raise ConfigError(f"--renderer nftables: family={family}: expected ipv4 or ipv6")
+        families = frozenset({_FAMILIES[family]})
     table, priority = settings.get("table", DEFAULT_TABLE), settings.get("priority", str(DEFAULT_PRIORITY))
     if not _NAME.fullmatch(table):
         raise ConfigError(f"--renderer nftables: table={table}: expected letters, digits, - and _, at most 31")
@@ -44,4 +51,5 @@ def table_settings(settings: Mapping[str, str], config: Config) -> TableSettings
         masquerade_all=config.masquerade_all,
         external_clusterip=config.external_clusterip,
         reject_rate=config.reject_rate,
+        families=families,
     )

@@ -13,7 +13,7 @@ from lbagent.errors import KernelError, Refused
 from lbagent.model.family import Family
 from lbagent.targets.nftables import nf_tables
 from lbagent.targets.nftables.chains import TableSettings, Way, base_chains
-from lbagent.targets.nftables.map_specs import MAPS, WORD, Element
+from lbagent.targets.nftables.map_specs import MAPS, WORD, Element, MapSpec
 from lbagent.targets.nftables.nf_tables import DEL_ELEMENT, NEW_ELEMENT, Message, NfTables, RuleRow
 from lbagent.targets.nftables.nft_text import MARKER
 from lbagent.targets.nftables.rule_set import Difference, Elements
@@ -72,6 +72,10 @@ class NftTable:
                 with suppress(FileNotFoundError):
                     found[name] = self._kernel.elements(self.name, spec)
         return found
+
+    def count(self, spec: MapSpec) -> int:
+        """Return how many elements a map has. Raises OSError."""
+        return len(self._kernel.elements(self.name, spec))
 
     def is_usable(self, base: Mapping[str, Chain]) -> bool:
         """Return whether the sets and the chains with a hook are as this version makes them. Raises OSError."""

@@ -99,7 +99,9 @@ class RuleSet:
     def update(self, name: ServiceName, rows: Iterable[SVC]) -> Difference:
         """Take the rows of a Service, none where it is gone."""
         old = self.services.pop(name, NO_RULES)
-        new = service_rules(rows, self.is_local, as_text=self.settings.as_text)
+        families = self.settings.families
+        mine = [row for row in rows if row.frontend.family in families]
+        new = service_rules(mine, self.is_local, as_text=self.settings.as_text)
         if new.elements or new.unsupported:
             self.services[name] = new
         out = Difference()

@@ -6,6 +6,7 @@ import pytest
 
 from lbagent.config import Config
 from lbagent.errors import ConfigError
+from lbagent.model.family import Family
 from lbagent.targets.nftables.nft_settings import parsed, table_settings
 
 
@@ -17,6 +18,7 @@ def test_defaults_and_settings() -> None:
     )
     assert (found.table, found.priority, found.pod_devices, found.reject_rate) == ("lb2", 7, ("pod*",), 3)
     assert found.masquerade_all
+    assert table_settings(parsed("family=ipv6"), Config()).families == {Family.IPV6}
 
 
 @pytest.mark.parametrize(
@@ -24,9 +26,10 @@ def test_defaults_and_settings() -> None:
     [
         ("table", "is not KEY=VALUE"),
         ("table=a,table=b", "table is given twice"),
-        ("chain=x", "unknown setting 'chain'; there are table, priority"),
+        ("chain=x", "unknown setting 'chain'; there are family, priority, table"),
         ("table=a b", "expected letters"),
         ("table=", "expected letters"),
+        ("family=ipv5", "expected ipv4 or ipv6"),
         ("priority=high", "expected a number from -50 to 50"),
         ("priority=51", "expected a number from -50 to 50"),
     ],

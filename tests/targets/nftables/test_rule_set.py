@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lbagent.model.address import L3n4Addr, L4Type, Scope
 from lbagent.model.backend import Backend
+from lbagent.model.family import Family
 from lbagent.model.service import CIDR, SVC, Algorithm, ServiceName, SVCType
 from lbagent.targets.nftables.chains import TableSettings
 from lbagent.targets.nftables.map_specs import MAPS
@@ -157,6 +158,14 @@ def test_a_slot_that_goes_is_last() -> None:
 def test_an_unchanged_service_changes_nothing() -> None:
     rules = rule_set(row("10.96.0.1:80", "10.0.0.1:80"))
     assert not rules.update(WEB, [row("10.96.0.1:80", "10.0.0.1:80")])
+
+
+def test_one_family_alone() -> None:
+    rules = rule_set(
+        row("10.96.0.1:80", "10.0.0.1:80"), row("[fd00::1]:80", "[fd01::1]:80"), families=frozenset({Family.IPV6})
+    )
+    assert not rules.elements()["frontends4"]
+    assert rules.elements()["frontends6"]
 
 
 def test_devices_whose_pattern_nft_does_not_know() -> None:
