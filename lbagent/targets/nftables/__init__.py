@@ -18,7 +18,7 @@ A chain belongs to a number of slots, not to a Service: chains reached by a verd
 chain for each Service is quadratic in the kernel. Frontend and backend take one look-up each. No rule uses the packet's mark.
 
 Parts. Pure: `map_specs` (which maps there are, keys and values as bytes), `statements` (a rule as text, as JSON and as the kernel's
-expressions), `chains` (which rules there are), `service_rules` (the elements of one Service), `rule_set` (all of it, and the
+expressions), `chains` (which rules there are), `service_elements` (the elements of one Service), `rule_set` (all of it, and the
 difference of two), `nft_text` (the forms of `lbagent render`). The kernel: `nf_tables` (netlink, one transaction a batch),
 `nft_table` (our table: reading, writing, comparing), `conntrack` (connections whose backend is gone). `nft_plane` is the DataPlane.
 

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class NotAvailable(Unsupported):
-    """This process cannot use nftables here."""
+    """Why nftables cannot be used here, with exit code 77."""
 
     def __init__(self, reason: str) -> None:
         super().__init__("nftables")

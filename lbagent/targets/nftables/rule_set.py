@@ -13,7 +13,7 @@ from itertools import islice
 from lbagent.model.service import SVC, ServiceName
 from lbagent.targets.nftables.chains import Need, TableSettings, base_chains
 from lbagent.targets.nftables.map_specs import MAPS, PROTOCOLS, Element, device_key
-from lbagent.targets.nftables.service_rules import NO_RULES, IsLocal, ServiceRules, service_rules
+from lbagent.targets.nftables.service_elements import NO_RULES, IsLocal, ServiceRules, service_rules
 from lbagent.targets.nftables.statements import Chain
 
 Elements = dict[str, dict[bytes, Element]]  # by map, by key

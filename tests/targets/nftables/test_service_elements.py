@@ -9,7 +9,7 @@ import pytest
 from lbagent.model.address import L4Type, Scope
 from lbagent.model.backend import Backend
 from lbagent.model.service import CIDR, Algorithm, SVCNatPolicy, SVCType
-from lbagent.targets.nftables.service_rules import COMMENT_BYTES, comment_of, service_rules
+from lbagent.targets.nftables.service_elements import COMMENT_BYTES, comment_of, service_rules
 from tests.targets.nftables.made import WEB, backend, row, rule_set, wildcard, words
 
 ONE, TWO, THREE = "10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"
