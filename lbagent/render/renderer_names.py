@@ -24,7 +24,7 @@ FROM = "lbagent"  # the distribution of those that are no plug-ins
 # name -> its module; '': this version has none. In the order in which they are listed.
 SHIPPED = {
     "bpf": "lbagent.targets.bpf.bpf_renderer",
-    "nftables": "",
+    "nftables": "lbagent.targets.nftables.nft_renderer",
     "record": "lbagent.targets.record.record_renderer",
     "none": "lbagent.targets.none.none_renderer",
 }

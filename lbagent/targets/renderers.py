@@ -1,6 +1,6 @@
 """The data planes of `--renderer`, made of its words. One that is not used is not imported.
 
-`bpf` and `none` are data planes themselves: their modules have `make(config, settings)`. All others are renderers
+`bpf`, `nftables` and `none` are data planes themselves: their modules have `make(config, settings)`. All others are renderers
 (render/service_renderer.py), and RendererPlane drives them; their modules, and plug-ins, have a factory.
 """
 
@@ -42,7 +42,10 @@ class ChosenRenderer(Struct, frozen=True):
 
 
 def chosen(config: Config) -> Sequence[ChosenRenderer]:
-    """Return what --renderer names, the serving one first. Raises ConfigError, and Unavailable for one that cannot be used."""
+    """Return what --renderer names, the serving one first. Raises ConfigError, and Unavailable where `auto` finds none.
+
+    Whether one of the others can be used turns out when it is opened.
+    """
     found = [_chosen(word) for word in renderer_words(config.renderer)]
     given = [each.name for each in found]
     if twice := next((name for name in given if given.count(name) > 1), ""):
@@ -51,9 +54,6 @@ def chosen(config: Config) -> Sequence[ChosenRenderer]:
     for each in found:
         if each.name in TRANSLATING:
             claims.add(each.name, each.families)
-    for each in found:
-        if each.is_shipped and not each.instead_of_bpf and (reason := _unavailable(each.name)):
-            raise Unavailable(each.name, reason)
     return sorted(
         found, key=lambda each: TRANSLATING.index(each.name) if each.name in TRANSLATING else len(TRANSLATING)
     )
@@ -83,11 +83,6 @@ def _automatic() -> ChosenRenderer:
     if why_not_nftables := _reason("nftables"):
         raise Unavailable(AUTO, f"bpf: {why_not_bpf}; nftables: {why_not_nftables}")
     return ChosenRenderer("nftables", instead_of_bpf=why_not_bpf)
-
-
-def _unavailable(name: str) -> str:
-    """Return why a renderer cannot be used; bpf finds that out itself when it is opened."""
-    return "" if name == "bpf" else _reason(name)
 
 
 def _reason(name: str) -> str:

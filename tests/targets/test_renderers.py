@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from lbagent.config import Config
 from lbagent.errors import ConfigError, Unsupported
 from lbagent.kernel import features
 from lbagent.render.renderer_names import SHIPPED, renderer_rows
+from lbagent.targets.nftables import nft_plane, nft_table
 from lbagent.targets.none.none_renderer import NonePlane
 from lbagent.targets.renderers import chosen, data_planes
 
@@ -53,9 +56,11 @@ def test_record_needs_a_file() -> None:
         data_planes(Config(renderer=("record",)))
 
 
-def test_one_that_is_not_available() -> None:
-    with pytest.raises(Unsupported, match="--renderer nftables is not available: ") as found:
-        chosen(Config(renderer=("nftables",)))
+def test_one_that_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nft_plane, "unavailable_reason", lambda: "no rights")
+    (plane,) = data_planes(Config(renderer=("nftables",)))
+    with pytest.raises(Unsupported, match="--renderer nftables is not available: no rights") as found:
+        asyncio.run(plane.open(lambda: None))
     assert found.value.exit_code == 77
 
 
@@ -67,6 +72,7 @@ def test_the_planes_are_made_in_their_order() -> None:
 
 def test_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "can_load", lambda: 1)
+    monkeypatch.setattr(nft_table, "unavailable_reason", lambda: "no rights")
     found = {row.name: row for row in renderer_rows()}
     assert list(found) == list(SHIPPED) == ["bpf", "nftables", "record", "none"]
     assert [found[name].available for name in found] == [False, False, True, True]
