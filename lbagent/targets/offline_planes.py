@@ -5,6 +5,7 @@ A module of `SHIPPED` may have these functions; one without them has nothing of 
 - `checks()`: its table of checks, and `offline_node(config)`: what they read before the start;
 - `remove(config, before)`: removes what an agent left, and returns it, one line each. Where something is there it calls `before`
   first, when no agent can start any more. Raises Conflict while an agent runs;
+- `text_of(config, settings, state, form)`: what it would put in force, in one of its TEXT_FORMS;
 - `left_serving(config)`: what serves without an agent, pairs of a word and a text for `lbagent status`.
 """
 
@@ -18,9 +19,10 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from lbagent.config import Config
-from lbagent.config.renderer_words import DEFAULT
-from lbagent.errors import Unsupported
+from lbagent.config.renderer_words import DEFAULT, RendererSettings
+from lbagent.errors import ConfigError, Unsupported
 from lbagent.model.check import Check, CheckGroup
+from lbagent.model.state import State
 from lbagent.render.renderer_names import SHIPPED, Unavailable, reason_of_plug_in
 from lbagent.targets.renderers import chosen
 
@@ -68,6 +70,23 @@ def checks_of_data_planes() -> list[Check[Any]]:
 def removers() -> list[Remover]:
     """Return the function of each data plane that removes what an agent left in the kernel."""
     return [module.remove for module in _modules_with("remove")]
+
+
+def text_of(config: Config, state: State, form: str = "") -> str:
+    """Return what the one data plane of --renderer puts in force for a State, `form` '' in its first form.
+
+    Raises ConfigError, Unsupported.
+    """
+    each, *more = chosen(config)
+    module = import_module(SHIPPED[each.name]) if each.is_shipped else None
+    if more or not hasattr(module, "text_of"):
+        able = ", ".join(known.NAME for known in _modules_with("text_of"))
+        raise ConfigError(f"--renderer {' '.join(config.renderer)}: name one of those that have a text: {able}")
+    assert module is not None
+    if form and form not in module.TEXT_FORMS:
+        raise ConfigError(f"-o {form}: {each.name} has the forms {', '.join(module.TEXT_FORMS)}")
+    settings = RendererSettings(each.settings, each.family)
+    return str(module.text_of(config, settings, state, form or module.TEXT_FORMS[0]))
 
 
 def left_serving(config: Config) -> list[tuple[str, str]]:
