@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -339,7 +339,7 @@ class Difference(Struct, frozen=True):
     `service` is NAMESPACE/NAME and `frontend` an address like `10.96.0.1:80/TCP`; both are None for what belongs to no Service.
     """
 
-    kind: Literal["missing", "stale", "differs"]
+    kind: str  # missing, stale or differs
     detail: str
     service: str | None = None
     frontend: str | None = None

@@ -10,11 +10,12 @@ from msgspec.structs import replace
 from lbagent.targets.data_plane import Feature
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from lbagent.config import Config
     from lbagent.config.renderer_words import RendererSettings
     from lbagent.model.state import State
+    from lbagent.render import ServiceRenderer
     from lbagent.targets.data_plane import DataPlane
 
 NAME = "nftables"
@@ -30,6 +31,13 @@ def make(config: Config, settings: RendererSettings) -> DataPlane:
 
     family = {"family": f"ipv{settings.family.digit}"} if settings.family is not None else {}
     return NftPlane(config, settings.settings | family, FEATURES)
+
+
+def factory(settings: Mapping[str, str]) -> ServiceRenderer:
+    """Return nftables as a renderer of the API; its settings are `table`, `priority` and `family`. Raises ConfigError."""
+    from lbagent.targets.nftables.nft_service_renderer import NftServiceRenderer
+
+    return NftServiceRenderer(settings, FEATURES)
 
 
 def text_of(config: Config, settings: RendererSettings, state: State, form: str) -> str:
