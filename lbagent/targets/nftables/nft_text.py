@@ -14,7 +14,7 @@ MARKER = "lbagent 1"  # the comment of a table that is ours, with the number of 
 _PER_COMMAND = 500  # elements of a command
 
 
-def ruleset_text(rules: RuleSet) -> str:
+def table_text(rules: RuleSet) -> str:
     """Return the whole table for `nft -f`, which replaces the one that is there: the same rule set gives the same bytes."""
     table = rules.settings.table
     lines = [f"table inet {table}", f"delete table inet {table}", f"table inet {table} {{", f'\tcomment "{MARKER}"']
@@ -77,7 +77,7 @@ def _commands(word: str, table: str, elements: Elements) -> Iterator[str]:
 # --- JSON ---
 
 
-def ruleset_json(rules: RuleSet) -> dict[str, Any]:
+def table_json(rules: RuleSet) -> dict[str, Any]:
     """Return the table as libnftables lists it in JSON (libnftables-json(5))."""
     here = {"family": "inet", "table": rules.settings.table}
     out: list[Any] = [{"table": {"family": "inet", "name": rules.settings.table, "comment": MARKER}}]

@@ -12,7 +12,7 @@ from lbagent.errors import KernelError
 from lbagent.model.service import CIDR, SVC, Algorithm, ServiceName, SVCType
 from lbagent.targets.nftables.chains import TableSettings
 from lbagent.targets.nftables.nft_table import NftTable, NotOurs, unavailable_reason
-from lbagent.targets.nftables.nft_text import difference_text, ruleset_text
+from lbagent.targets.nftables.nft_text import difference_text, table_text
 from lbagent.targets.nftables.nft_writer import NftWriter
 from lbagent.targets.nftables.node_place import NodePlace
 from lbagent.targets.nftables.rule_set import RuleSet, difference
@@ -85,7 +85,7 @@ def test_what_is_written_is_there(table: NftTable) -> None:
 def test_text_and_netlink_make_the_same_table(table: NftTable, space: Namespace) -> None:
     rows = [each for each in ROWS if each.frontend.ip != "fd00::1"]  # affinity of IPv6 is a hash in text
     rules = rule_set(*rows, pod_devices=("pod*", "x?"))
-    text = ruleset_text(rule_set(*rows, pod_devices=("pod*", "x?"), as_text=True))
+    text = table_text(rule_set(*rows, pod_devices=("pod*", "x?"), as_text=True))
     table.create(rules.chains(), rules.elements(), fresh=False)
     listed = nft(space, "list", "table", "inet", "lbagent")
     assert lines(listed) == lines("\n".join(text.splitlines()[2:]))
@@ -100,7 +100,7 @@ def test_nft_reads_all_of_it(table: NftTable, space: Namespace) -> None:
     listed = nft(space, "list", "ruleset")
     assert "ip6 daddr . tcp dport" in listed
     nft(space, "-j", "list", "ruleset")
-    nft(space, "-c", "-f", "-", text=ruleset_text(rule_set(*ROWS, as_text=True)))
+    nft(space, "-c", "-f", "-", text=table_text(rule_set(*ROWS, as_text=True)))
 
 
 def test_a_difference_by_text_and_by_netlink(table: NftTable, space: Namespace) -> None:
