@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lbagent.config import Config
 from lbagent.errors import LbError, Unsupported
+from lbagent.model.address import L3n4Addr
 from lbagent.model.cooperative import run_cooperatively
 from lbagent.model.service import ServiceName
 from lbagent.model.state import State, next_generation
 from lbagent.net.snapshot import NodeNetwork
 from lbagent.sync.target_protocol import Desired, Provenance
-from lbagent.targets.data_plane import Feature
+from lbagent.targets.data_plane import Feature, Flow, FlowCounts
 from lbagent.targets.nftables.nft_settings import table_settings
 from lbagent.targets.nftables.nft_table import unavailable_reason
 from lbagent.targets.nftables.nft_writer import NftWriter
@@ -26,6 +28,7 @@ from lbagent.targets.nftables.node_place import NodePlace
 from lbagent.targets.nftables.table_lock import TableLock
 from lbagent.targets.plain_plane import PlainPlane
 
+_FLOWS_AT_ONCE = 256
 log = logging.getLogger(__name__)
 
 
@@ -198,6 +201,28 @@ class NftPlane(PlainPlane):
         if self._writer is None:
             return ()
         return [f"Service {name}: {reason}" for name, reason in self._writer.rules.unsupported()]
+
+    async def count_flows(self) -> FlowCounts:
+        """Count the connections that conntrack has, by backend. Raises OSError."""
+        backends = {address: backend.id for address, backend in self.state.backends.items()}
+        found = await asyncio.to_thread(self._live_backends)
+        self.sweeps += 1
+        return FlowCounts(Counter(backends[address] for address in found if address in backends))
+
+    def _live_backends(self) -> list[L3n4Addr]:
+        return [each.backend for each in self.writer.conntrack.connections() if each.is_live]
+
+    def flows(self) -> Iterator[Sequence[Flow]]:
+        """Yield the connections that conntrack has of frontends. Raises OSError."""
+        known, some = self.state.by_frontend, []
+        for each in self.writer.conntrack.connections():
+            if each.frontend in known:
+                mode = "snat" if each.snat_port else "local"
+                some.append(Flow(each.client, each.frontend, each.backend, each.state, mode, each.snat_port))
+            if len(some) >= _FLOWS_AT_ONCE:
+                yield some
+                some = []
+        yield some
 
     async def verify(self) -> Sequence[str]:
         """Return in what the table differs from what was written, one sentence each. Raises OSError."""

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
 
 NAME = "nftables"
 FEATURES = frozenset(
-    {Feature.AFFINITY, Feature.MAGLEV, Feature.REJECT, Feature.SNAT, Feature.SOURCE_RANGES, Feature.WEIGHTS}
+    {
+        Feature.AFFINITY,
+        Feature.FLOWS,
+        Feature.MAGLEV,
+        Feature.REJECT,
+        Feature.SNAT,
+        Feature.SOURCE_RANGES,
+        Feature.WEIGHTS,
+    }
 )
 
 
