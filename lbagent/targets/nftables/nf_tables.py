@@ -33,6 +33,7 @@ NETLINK_NETFILTER = 12
 SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
 NEW_TABLE, GET_TABLE, DEL_TABLE, NEW_CHAIN, GET_CHAIN, DEL_CHAIN, NEW_RULE, GET_RULE, DEL_RULE = range(9)
 NEW_SET, GET_SET, DEL_SET, NEW_ELEMENT, GET_ELEMENT, DEL_ELEMENT = range(9, 15)
+GET_GENERATION = 16
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _REQUEST, _ACK, _DUMP, _CREATE, _APPEND = 1, 4, 0x300, 0x400, 0x800
 _ERROR, _DONE, _INTERRUPTED = 2, 3, 0x10  # NLM_F_DUMP_INTR
@@ -234,7 +235,8 @@ class NfTables:
         if not messages:
             return
         begin = self._sequence + 1
-        parts = [_packed(_BATCH_BEGIN, _REQUEST, begin, _HEADER.pack(_UNSPECIFIED, 0, SUBSYSTEM))]
+        parts = [_packed(GET_GENERATION = 16
+_BATCH_BEGIN, _REQUEST, begin, _HEADER.pack(_UNSPECIFIED, 0, SUBSYSTEM))]
         for number, message in enumerate(messages, begin + 1):
             flags = message.flags | _REQUEST | (_ACK if number == begin + len(messages) else 0)
             body = _HEADER.pack(_INET, 0, 0) + message.body
@@ -328,6 +330,11 @@ class NfTables:
                 return None
             raise
         return _read_comment(attributes_of(found).get(6, b""))
+
+    def generation(self) -> int:
+        """Return the number of the last transaction in this network namespace. Raises OSError."""
+        (found,) = self._ask(GET_GENERATION, _ACK, b"")
+        return read_u32(attributes_of(found)[1])
 
     def elements(self, table: str, spec: MapSpec) -> dict[bytes, Element]:
         """Return the elements of a set or map. Raises OSError (ENOENT: no such one)."""

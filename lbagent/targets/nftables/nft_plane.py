@@ -189,7 +189,7 @@ class NftPlane(PlainPlane):
             await asyncio.sleep(self.config.resync_interval)
             await self.ready.wait()
             try:
-                found = await self.verify()
+                found = await self.verify() if await self.writer.is_touched() else ()
             except (LbError, OSError) as error:
                 log.error("the table could not be compared", extra={"error": str(error)})
                 continue
@@ -235,7 +235,7 @@ class NftPlane(PlainPlane):
 
     async def verify(self) -> Sequence[str]:
         """Return in what the table differs from what was written, one sentence each. Raises OSError."""
-        return [str(each) for each in self.writer.differences()]
+        return [str(each) for each in await self.writer.differences()]
 
 
 class _ForwardingNode:

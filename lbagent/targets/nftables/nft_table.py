@@ -73,6 +73,10 @@ class NftTable:
                     found[name] = self._kernel.elements(self.name, spec)
         return found
 
+    def generation(self) -> int:
+        """Return the number of the last change of any table in this network namespace. Raises OSError."""
+        return self._kernel.generation()
+
     def count(self, spec: MapSpec) -> int:
         """Return how many elements a map has. Raises OSError."""
         return len(self._kernel.elements(self.name, spec))

@@ -41,6 +41,8 @@ class NftWriter:
         self.table = NftTable(settings.table)
         self.conntrack = Conntrack()
         self.kept = 0  # frontends of an earlier agent that stay because a source is not complete
+        self._busy = asyncio.Lock()  # one use of the table at a time
+        self._generation = -1  # of all tables, after the last write
         self._is_synced = False
         self._is_moved = False  # the rules of all Services are made again
         self._removed = RemovedFrontends()
@@ -79,14 +81,16 @@ class NftWriter:
 
         Raises NotOurs, KernelError, OSError: the next write compares everything.
         """
-        try:
-            if self._is_synced and kept is None:
-                await self._write_changes(services)
-            else:
-                await self._write_all(services, kept)
-        except (KernelError, OSError):
-            self._is_synced = False
-            raise
+        async with self._busy:
+            try:
+                if self._is_synced and kept is None:
+                    await self._write_changes(services)
+                else:
+                    await self._write_all(services, kept)
+                self._generation = self.table.generation()
+            except (KernelError, OSError):
+                self._is_synced = False
+                raise
         self._report_unsupported()
         await self._end_connections()
 
@@ -141,18 +145,20 @@ class NftWriter:
         chains, elements = self.rules.chains(), self.rules.elements()
         self.transactions += 1
         if self.table.exists() and not self.table.is_usable(self.rules.base):
+            if kept is not None:  # it cannot be kept in part: it serves as it is until the sources are complete
+                return
             self._use.add_left(self.table.read())
             self.table.create(chains, elements, fresh=True)
             self._finish(None)
             return
         self.table.create(chains, {}, fresh=False)
-        found = self.table.read()
+        found = await asyncio.to_thread(self.table.read)
         if kept is None:
             self._use.add_left(found)
         for chunk in self._missing(found, elements):
             self._put(chunk)
             await asyncio.sleep(0)
-        rest = difference(self.table.read(), elements)
+        rest = difference(await asyncio.to_thread(self.table.read), elements)
         rest.gone_chains = self.table.other_chains(chains)
         if kept is not None:
             self.kept = sum(len(gone) for name, gone in rest.deleted.items() if name.startswith("frontends"))
@@ -181,12 +187,20 @@ class NftWriter:
 
     # --- comparing ---
 
-    def differences(self) -> list[Finding]:
-        """Return in what the table differs from what was written. Blocks. Raises NotOurs, OSError."""
-        if not self.table.exists():
-            return [Finding("missing", f"table inet {self.table.name} is not there")]
-        found = [Finding("differs", f"the rules of chain {name} were changed") for name in self.table.changed_chains()]
-        return [*found, *findings(self.table.read(), self._removed.added_to(self.rules.elements()))]
+    async def differences(self) -> list[Finding]:
+        """Return in what the table differs from what was written. Raises NotOurs, OSError."""
+        async with self._busy:
+            if not self.table.exists():
+                return [Finding("missing", f"table inet {self.table.name} is not there")]
+            chains = self.table.changed_chains()
+            found = [Finding("differs", f"the rules of chain {name} were changed") for name in chains]
+            there = await asyncio.to_thread(self.table.read)
+            return [*found, *findings(there, self._removed.added_to(self.rules.elements()))]
+
+    async def is_touched(self) -> bool:
+        """Return whether any program has changed any table since the last write. Raises OSError."""
+        async with self._busy:
+            return self.table.generation() != self._generation
 
     def due(self) -> float | None:
         """Return when `write` has something to remove (monotonic seconds); None: it has not."""
