@@ -235,8 +235,7 @@ class NfTables:
         if not messages:
             return
         begin = self._sequence + 1
-        parts = [_packed(GET_GENERATION = 16
-_BATCH_BEGIN, _REQUEST, begin, _HEADER.pack(_UNSPECIFIED, 0, SUBSYSTEM))]
+        parts = [_packed(_BATCH_BEGIN, _REQUEST, begin, _HEADER.pack(_UNSPECIFIED, 0, SUBSYSTEM))]
         for number, message in enumerate(messages, begin + 1):
             flags = message.flags | _REQUEST | (_ACK if number == begin + len(messages) else 0)
             body = _HEADER.pack(_INET, 0, 0) + message.body
