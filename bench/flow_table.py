@@ -18,6 +18,7 @@ from lbagent.maps import flow_reader, pins
 from lbagent.maps.flow_layout import FLOW, FlowState
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.layout import PathL4
+from lbagent.maps.map_names import family_map
 from lbagent.maps.specs import MapType, Sizes
 from lbagent.model.family import Family
 
@@ -33,7 +34,13 @@ def opened(family: Family) -> Iterator[KernelMaps]:
     sizes = Sizes(flow4=ENTRIES, flow6=ENTRIES)
     specs, fds = pins.all_specs(sizes), dict[str, int]()
     try:
-        for name in ("lb_maglev_inner", "lb4_maglev", "lb6_maglev", family.map("flow"), family.map("spill")):
+        for name in (
+            "lb_maglev_inner",
+            "lb4_maglev",
+            "lb6_maglev",
+            family_map(family, "flow"),
+            family_map(family, "spill"),
+        ):
             nested = specs[name].type is MapType.HASH_OF_MAPS
             fds[name] = pins.create_map(specs[name], fds["lb_maglev_inner"] if nested else 0)
         yield KernelMaps("", sizes, fds)
@@ -61,7 +68,7 @@ def fill(maps: KernelMaps, family: Family) -> None:
         for name, value in values.items():
             field = record.fields[name]
             words[position * record.words + field.word] |= value << field.shift
-    with maps.window(family.map("flow"), 0, ENTRIES * record.size) as view:
+    with maps.window(family_map(family, "flow"), 0, ENTRIES * record.size) as view:
         view[:] = memoryview(words).cast("B")
 
 

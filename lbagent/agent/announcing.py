@@ -1,4 +1,4 @@
-"""Announcing addresses (--announce) as part of the agent: the announcer over the BPF data plane, and BGP."""
+"""Announcing addresses (--announce) as part of the agent: the announcer over the data plane, and BGP."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from lbagent.sources.kube.source import KubeSource
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
-    from lbagent.targets.bpf.bpf_plane import BpfDataPlane
-    from lbagent.targets.data_plane import ServedState
+    from lbagent.targets.data_plane import AnnouncingPlane, ServedState
     from lbagent.textfile.followed_file import FollowedFile
 
 
-def build_announcer(components: AgentComponents, plane: BpfDataPlane, pools: PoolsFile) -> Announcer:
+def build_announcer(components: AgentComponents, plane: AnnouncingPlane, pools: PoolsFile) -> Announcer:
     """Return what announces addresses. With a Kubernetes API, Leases say which node does; without one this node does."""
     config, loop = components.config, components.loop
     election = None
@@ -45,13 +44,13 @@ def build_announcer(components: AgentComponents, plane: BpfDataPlane, pools: Poo
     around = AnnouncerInputs(
         objects,
         lambda: plane.network,
-        lambda: plane.devices.announcing_devices() if plane.devices else (),
-        lambda: plane.follower.watcher.neighbours().carriers,
+        plane.announcing_devices,
+        plane.carriers,
         lambda: plane.current_state,
         lambda: runner.pending_since is None,
     )
     return Announcer(
-        config.name_of_node, pools, plane.maps, around,
+        config.name_of_node, pools, plane.responder(pools.l2.restart_grace_s), around,
         election=election, events=components.events, external_ips=config.external_ips,
         external_ip_ranges=layer_settings.external_ip_ranges(config),
     )  # fmt: skip

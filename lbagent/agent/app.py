@@ -43,7 +43,7 @@ from lbagent.textfile.followed_file import FollowedFile
 
 if TYPE_CHECKING:
     from lbagent.apilb.native.pool_rows import NativePools
-    from lbagent.targets.bpf.bpf_plane import BpfDataPlane
+    from lbagent.targets.data_plane import AnnouncingPlane
 
 log = logging.getLogger(__name__)
 SWITCH_S = 0.0005  # a thread that reads a large file, or copies one, holds up a change for so long at most
@@ -152,8 +152,8 @@ class Agent:
         if announced is not None:
             from lbagent.agent.announcing import build_announcer
 
-            bpf = cast("BpfDataPlane", plane)
-            components.announcer, self._pools = build_announcer(components, bpf, announced), pools
+            announcing = cast("AnnouncingPlane", plane)  # it has the feature
+            components.announcer, self._pools = build_announcer(components, announcing, announced), pools
         components.native = build_native(components)
         return components
 

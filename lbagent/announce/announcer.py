@@ -26,9 +26,7 @@ from lbagent.announce.leader.former_leaders import FormerLeaders
 from lbagent.announce.leader.lease_election import LeaseElection, vip_of_lease
 from lbagent.announce.leader.rendezvous import preferred_node
 from lbagent.announce.served_addresses import ServedAddresses
-from lbagent.announce.vip_map import FORMER_LEADER_MAP, VipMap
 from lbagent.errors import LbError
-from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import format_ip
 from lbagent.model.service import CIDR
 from lbagent.model.state import State
@@ -37,6 +35,7 @@ from lbagent.objects.object_event import EventSink, ObjectEvent
 from lbagent.objects.records import ObjectSnapshot
 from lbagent.pools.announcement import BGP, L2
 from lbagent.pools.read_pools import PoolsFile
+from lbagent.targets.data_plane import AddressResponder
 
 log = logging.getLogger(__name__)
 FULL_SCAN_INTERVAL_S = 1.0  # every address is checked so often: no event reports a carrier
@@ -156,13 +155,13 @@ class DueTimes:
 
 
 class Announcer:
-    """Owner of lb_vip, of the Leases of addresses, and of what is sent about them."""
+    """Owner of the entries that answer for addresses, of the Leases of addresses, and of what is sent about them."""
 
     def __init__(
         self,
         node: str,
         pools: PoolsFile,
-        maps: LBMaps,
+        responder: AddressResponder,
         inputs: AnnouncerInputs,
         *,
         election: LeaseElection | None = None,
@@ -174,8 +173,7 @@ class Announcer:
         """Without an `election` this node announces every address that no other host uses."""
         self.node, self.pools, self.election, self.routes = node, pools, election, None
         self._inputs, self._clock = inputs, clock
-        self._map = VipMap(maps, pools.l2.restart_grace_s)
-        self._former_map = VipMap(maps, pools.l2.restart_grace_s, FORMER_LEADER_MAP)
+        self._entries, self._former_entries = responder
         self._former = FormerLeaders()
         self._sockets, self._groups, self._probes = LinkSockets(self._on_sighting), SolicitedGroups(), DuplicateProbes()
         self._take_over(clock())
@@ -232,7 +230,7 @@ class Announcer:
     def use_pools(self, pools: PoolsFile) -> None:
         """Use another file from now on."""
         self.pools = pools
-        self._map.restart_grace_s = self._former_map.restart_grace_s = pools.l2.restart_grace_s
+        self._entries.restart_grace_s = self._former_entries.restart_grace_s = pools.l2.restart_grace_s
         for machine in self.machines.values():
             machine.settings = self._settings()
         self.objects_changed()
@@ -247,14 +245,14 @@ class Announcer:
         return VipSettings(self.node, l2.restart_grace_s, l2.probe, l2.defends)
 
     def _take_over(self, now: float) -> None:
-        self._map.drop_ended(now)
-        self._former_map.drop_ended(now)
-        self._former.take_over(self._former_map.places, now + self.pools.l2.restart_grace_s)
-        places = {address for _, address in self._map.places}
+        self._entries.drop_ended(now)
+        self._former_entries.drop_ended(now)
+        self._former.take_over(self._former_entries.places, now + self.pools.l2.restart_grace_s)
+        places = {address for _, address in self._entries.places}
         self.machines: dict[bytes, VipMachine] = {}
         self._due = DueTimes()
         self._answering: set[bytes] = set()  # addresses for which the machines answer
-        self._is_written = False  # the maps may differ
+        self._is_written = False  # the entries may differ
         self._answers: Mapping[tuple[int, bytes], bytes] = {}  # what they should hold
         for address in places:
             self._add(address, VipMachine(self._settings(), now, answers=True))
@@ -302,8 +300,8 @@ class Announcer:
         return min(
             self._due.next_at(),
             end,
-            self._map.refresh_at(),
-            self._former_map.refresh_at(),
+            self._entries.refresh_at(),
+            self._former_entries.refresh_at(),
             self._probes.wake_at(),
             now + FULL_SCAN_INTERVAL_S,
         )
@@ -313,7 +311,7 @@ class Announcer:
         self._look_at_objects(now, tasks)
         self._look_at_state()
         self._look_at_devices()
-        if self._map.has_ended(now):
+        if self._entries.has_ended(now):
             log.warning("the agent was suspended longer than the announcement lifetime; election restarts")
             for address, machine in self.machines.items():
                 machine.lapse(now)
@@ -448,7 +446,9 @@ class Announcer:
         if not self._is_written:
             self._answers = self._placements.answers(self._answering)
             if self.wanted is None:  # what an earlier agent left is kept until it is known what is wanted
-                self._answers = {place: mac for place, mac in self._map.places.items() if place[1] in self._answering}
+                self._answers = {
+                    place: mac for place, mac in self._entries.places.items() if place[1] in self._answering
+                }
             self._groups.use(self._answers.keys())
         for address, order in orders:
             if order.act is Act.CLAIM:
@@ -459,14 +459,14 @@ class Announcer:
                 self._former.end(address)
         lives = (lambda mac: election.is_alive(mac, now)) if election else (lambda _mac: False)
         former = self._former.wanted(self._answers.keys(), now, grace_s, lives)
-        for table, entries in ((self._former_map, former), (self._map, self._answers)):
+        for table, entries in ((self._former_entries, former), (self._entries, self._answers)):
             try:
                 table.write(entries, now)
             except LbError as error:
                 failure = str(error)
         if failure and failure != self.problem:
             log.error("addresses could not be announced", extra={"error": failure})
-        self.problem, self._is_written = failure, True  # the maps' refresh_at() has a failed write tried again
+        self.problem, self._is_written = failure, True  # refresh_at() has a failed write tried again
 
     def former_leader(self, address: bytes) -> str:
         """Return the previous leader, to which segments of older connections are forwarded, '' for none."""

@@ -10,7 +10,7 @@ from msgspec import Struct
 class OfflineNode(Struct, frozen=True, kw_only=True):
     """A node before the start."""
 
-    # the data planes of --renderer without checks of their own, and why each cannot be used here ('': it can)
+    # the data planes of --renderer without checks of their own, and the sentence where one cannot be used here
     renderers: Sequence[tuple[str, str]] = ()
     balances: bool = True  # one of them balances packets
     kubernetes: bool = False  # look for leftovers of kube-proxy, too

@@ -11,9 +11,10 @@ from lbagent.model.check import Check, Level, Result, When
 
 def renderer_unavailable(node: OfflineNode) -> Iterator[Result]:
     """Report each data plane without checks of its own."""
-    for name, reason in node.renderers:
-        level = Level.ERROR if reason else Level.OK
-        yield Result(name, {"name": name, "reason": reason}, level=level, exit_code=Unsupported.exit_code)
+    for name, problem in node.renderers:
+        level = Level.ERROR if problem else Level.OK
+        values = {"name": name, "problem": problem}
+        yield Result(name, values, level=level, exit_code=Unsupported.exit_code)
 
 
 CHECKS = (
@@ -21,7 +22,7 @@ CHECKS = (
         "renderer-unavailable",
         "whether the data planes of `--renderer` can be used here",
         renderer_unavailable,
-        "--renderer {name} is not available: {reason}",
+        "{problem}",
         "`lbagent renderers` lists those that are",
         good="data plane {name}: it can be used here",
         when=When.OFFLINE,

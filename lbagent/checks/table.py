@@ -40,7 +40,7 @@ _OF_AGENT: tuple[Check[RunningAgent], ...] = (
 
 def every_check() -> tuple[Check[Any], ...]:
     """Return the whole table, each name once. Each call returns its own: a check may store state."""
-    from lbagent.targets.renderers import checks_of_data_planes
+    from lbagent.targets.offline_planes import checks_of_data_planes
 
     rows: dict[str, Check[Any]] = {}
     for check in (*checks_of_data_planes(), *_OF_AGENT, *_of_node(), CHECK_FAILED):
@@ -66,11 +66,11 @@ def offline_findings(config: Config, *, kubernetes: bool = False) -> list[Findin
     `kubernetes`: look for leftovers of kube-proxy, too. Raises ConfigError where --renderer names no data plane.
     """
     from lbagent.checks.offline_node import OfflineNode
-    from lbagent.targets.renderers import offline_data_planes
+    from lbagent.targets.offline_planes import offline_data_planes
 
     planes = offline_data_planes(config)
     node = OfflineNode(
-        renderers=[(plane.name, plane.reason) for plane in planes if plane.checks is None],
+        renderers=[(plane.name, plane.unavailable) for plane in planes if plane.checks is None],
         balances=any(plane.balances for plane in planes),
         kubernetes=kubernetes,
     )

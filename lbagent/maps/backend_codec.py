@@ -19,10 +19,10 @@ from lbagent.maps.layout import (
     PathFlag,
     PathL4,
 )
-from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.address import L3n4Addr, L4Type, Scope
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.further_sources import FurtherAddress
+from lbagent.model.path_info import PathInfo
 
 # Plain ints: 100,000 records are made at a start.
 _LIVE, _SELECTABLE, _LOCAL, _HOST, _WAS_LOCAL, _KEEPS_POD = map(int, PathFlag)

@@ -17,6 +17,7 @@ from lbagent.maps.layout import (
     PathFlag,
 )
 from lbagent.maps.lbmaps import LBMaps
+from lbagent.maps.map_names import family_map
 from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags
@@ -91,11 +92,11 @@ def _read(maps: LBMaps) -> _MapContents:
             groups.setdefault(text, _Frontend(frontend_codec.frontend_of(text), {})).slots[slot] = value
     backends, paths, reverse = {}, {}, {}
     for family in Family:
-        for key, value in maps.items(family.map("backend")):
+        for key, value in maps.items(family_map(family, "backend")):
             backends[U32.unpack(key)[0]] = backend_codec.backend_of(value)[0]
-        for ident, raw in live_paths(maps, family.map("path"), PATH[family].size):
+        for ident, raw in live_paths(maps, family_map(family, "path"), PATH[family].size):
             paths[ident] = backend_codec.path_of(raw)
-        for key, value in maps.items(family.map("reverse_nat")):
+        for key, value in maps.items(family_map(family, "reverse_nat")):
             reverse[family, U32.unpack(key)[0]] = value
     ranges = {
         frontend_codec.source_range_of(key)[0]

@@ -26,6 +26,7 @@ from lbagent.maps.flow_layout import (
 )
 from lbagent.maps.layout import NEXTHOPS, PathL4, is_zero
 from lbagent.maps.lbmaps import LBMaps
+from lbagent.maps.map_names import family_map
 from lbagent.model.family import Family
 
 PIECE_ENTRIES = 1 << 14  # entries read at once: 1 ms or less where none is held, 20 ms where all are
@@ -98,7 +99,7 @@ def spilled_flows(maps: LBMaps, family: Family) -> list[FlowEntry]:
 
 def spilled_rows(maps: LBMaps, family: Family) -> list[tuple[FlowEntry, bytes, bytes]]:
     """Return the flows of the spill map, each with the key and the value of its row. Raises KernelError."""
-    rows = maps.items(family.map("spill"))
+    rows = maps.items(family_map(family, "spill"))
     return [(flow, key, value) for key, value in rows if (flow := _spilled(family, key, value))]
 
 
@@ -148,7 +149,7 @@ def count(maps: LBMaps, family: Family) -> Counter[int]:
 
 def _pieces(maps: LBMaps, family: Family) -> Iterator[memoryview]:
     """Yield the table of a family, a piece at a time; no more of it is mapped, as what is mapped counts as memory of the agent."""
-    name, size = family.map("flow"), FLOW[family].size
+    name, size = family_map(family, "flow"), FLOW[family].size
     entries = maps.specs[name].value_size // size
     for first in range(0, entries, PIECE_ENTRIES):
         with maps.window(name, first * size, min(PIECE_ENTRIES, entries - first) * size) as view:

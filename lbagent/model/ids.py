@@ -1,4 +1,4 @@
-"""Ids: monotonic, restored from the pinned maps at start, not reused at once.
+"""Ids: monotonic, restored at start from what an earlier agent left, not reused at once.
 
 Service ids are u16 and belong to a frontend (with its scope); backend ids are u32 below 2^20 and belong to an address, port and
 protocol. Id 0 is never assigned: wildcard entries have it.
@@ -26,7 +26,7 @@ from lbagent.model.id_shares import Credit, IdsExhausted, Shares, groups_of, lac
 from lbagent.model.service import SVC
 from lbagent.model.state import State, StateDelta, common_prefix_and_suffix
 
-SERVICE_ID_LIMIT = 1 << 16  # u16 in every map key
+SERVICE_ID_LIMIT = 1 << 16  # u16 in the keys of BPF maps
 BACKEND_ID_LIMIT = 1 << 20  # bits of a flow entry; also at most the path array's records
 _USED = b"\1"
 
@@ -43,11 +43,11 @@ class IdAllocator(Generic[Key]):
         self._ids: dict[Key, int] = {}
         self._restored: dict[
             Key, int
-        ] = {}  # not claimed yet: then the caller's key is kept, not its equal from the maps
+        ] = {}  # not claimed yet: then the caller's key is kept, not its equal from what an earlier agent left
         self._used = bytearray(limit)  # 1 = in use: a set of 100,000 would take 7 MiB
         self._free = limit - first  # below `_end`
         self._guard = guard_of(self.capacity)
-        self._retired: list[int] = []  # of removed keys; the maps may still hold them
+        self._retired: list[int] = []  # of removed keys; the data plane may still hold them
 
     @property
     def limit(self) -> int:
@@ -84,7 +84,7 @@ class IdAllocator(Generic[Key]):
         return self._restored.get(key) if known is None else known
 
     def restore(self, pairs: Iterable[tuple[Key, int]]) -> None:
-        """Load the ids of the maps; new ids then start after the highest. A pair out of range or in use is skipped."""
+        """Load the ids that an earlier agent left; new ids start after the highest. A pair out of range or in use is skipped."""
         for key, number in pairs:
             if self._first <= number < self._limit and not self._used[number] and self.get(key) is None:
                 self._restored[key] = number
@@ -169,7 +169,7 @@ class IdAllocator(Generic[Key]):
         return not all(map(is_named, self._retired))
 
     def free_retired(self, is_named: Callable[[int], bool]) -> None:
-        """Free the retired ids that the maps no longer hold: flows and slots of the old key cannot match a new one."""
+        """Free the retired ids that the data plane no longer holds: flows and slots of the old key cannot match a new one."""
         if not self._retired:
             return
         retired, self._retired = self._retired, []
@@ -201,8 +201,8 @@ class IdAssigner:
 
     An SVC object that is the same as in the previous State returns the same assigned object, so that a change of one service
     among 10,000 copies one service, and `plan` sees by identity what did not change. `errors` holds (frontend, IdsExhausted) for
-    each SVC of the last State that was left out, or lacks backends. A released id is free at the next State, when the maps no
-    longer hold it (`*_id_is_named`).
+    each SVC of the last State that was left out, or lacks backends. A released id is free at the next State, when the data plane no
+    longer holds it (`*_id_is_named`).
     """
 
     def __init__(self, service_ids: IdAllocator[L3n4Addr], backend_ids: IdAllocator[L3n4Addr]) -> None:

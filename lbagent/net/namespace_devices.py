@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lbagent.iproute import IPRoute
-from lbagent.maps import layout
-from lbagent.maps.lbmaps import LBMaps
-from lbagent.net import nexthop
 
 
 def are_here(devices: Mapping[str, int], macs: Mapping[int, bytes]) -> bool:
@@ -22,18 +19,3 @@ def are_here(devices: Mapping[str, int], macs: Mapping[int, bytes]) -> bool:
         if bytes.fromhex(mac.replace(":", "")) == macs[index] if index in macs else found_name == name:
             return True
     return False
-
-
-def device_macs(maps: LBMaps) -> dict[int, bytes]:
-    """Return the MAC addresses of the devices of published next hops, by index."""
-    record = nexthop.RECORD
-    with maps.window(nexthop.MAP, 0, layout.NEXTHOPS * record.size) as view:
-        data = bytes(view)
-    out: dict[int, bytes] = {}
-    for at in range(record.size, len(data), record.size):
-        _, smac, ifindex = record.unpack(data[at : at + record.size])
-        assert isinstance(smac, bytes)
-        assert isinstance(ifindex, int)
-        if ifindex:
-            out[ifindex & ~layout.NEXTHOP_NO_XDP] = smac
-    return out

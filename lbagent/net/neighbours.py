@@ -11,21 +11,18 @@ import errno
 import math
 import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
 from lbagent.iproute import AsyncIPRoute, NetlinkError
-from lbagent.mapped_address import mapped, unmapped
-from lbagent.maps.layout import LB_NEIGHBOR_KEY
-from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.family import Family
 from lbagent.net.netlink_messages import NTF_EXT_MANAGED, NUD_PERMANENT, SOCKET_FAMILY
 from lbagent.net.paths import Hop
 
-MAP = "lb_neighbor"
 NTF_USE = 1
 NUD_NONE = 0
-OUR_PROTOCOL = 76  # marks entries requested by an agent (`ip -d neigh`: proto 76); lb_neighbor lists its own ones
+OUR_PROTOCOL = 76  # marks entries requested by an agent (`ip -d neigh`: proto 76)
 MAX_MANAGED = 512  # half of the kernel's usual gc_thresh3: never crowd out the stack's own neighbours
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0  # between two requests for a neighbour that the kernel does not keep
 ASK_INTERVAL_S = 20.0  # a neighbour requested by NTF_USE stays reachable for at least 15 s and resolved far longer
@@ -68,12 +65,25 @@ class AskPacer:
         self._asked = {hop: value for hop, value in self._asked.items() if hop in keep}
 
 
-class NeighbourKeeper:
-    """Sends the kernel requests for the set of wanted neighbours. `maps` holds those that this agent requested."""
+class RequestedNeighbours(Protocol):
+    """The neighbours that this agent requested, kept over a restart (targets/bpf/neighbour_map.py)."""
 
-    def __init__(self, maps: LBMaps) -> None:
-        self._maps = maps
-        self._kept = owned(maps)
+    def read(self) -> set[Hop]:
+        """Return all of them."""
+
+    def add(self, hops: Collection[Hop]) -> None:
+        """Add some. Raises KernelError."""
+
+    def remove(self, hops: Collection[Hop]) -> None:
+        """Remove some. Raises KernelError."""
+
+
+class NeighbourKeeper:
+    """Sends the kernel requests for the set of wanted neighbours."""
+
+    def __init__(self, requested: RequestedNeighbours) -> None:
+        self._requested = requested
+        self._kept = requested.read()
         self._pacer = AskPacer()
         self.managed = True
         self._tried = False  # whether the kernel supports NTF_EXT_MANAGED
@@ -115,9 +125,9 @@ class NeighbourKeeper:
         return hop in kernel.resolved and self._pacer.age(hop, now) < ASK_INTERVAL_S
 
     def _own(self, hops: set[Hop]) -> None:
-        """Write the requested neighbours to the map: new ones before the request to the kernel, removed ones after it."""
-        self._maps.put_many(MAP, [(_key(hop), b"\1") for hop in sorted(hops - self._kept)])
-        self._maps.delete_many(MAP, [_key(hop) for hop in sorted(self._kept - hops)])
+        """Note the requested neighbours: new ones before the request to the kernel, removed ones after it."""
+        self._requested.add(hops - self._kept)
+        self._requested.remove(self._kept - hops)
         self._kept = hops
 
     async def _release(self, ipr: AsyncIPRoute, hops: Sequence[Hop]) -> None:
@@ -176,24 +186,6 @@ async def _flags(ipr: AsyncIPRoute, hop: Hop, name: str) -> int:
     out = 0
     for message in answer:
         out |= (message.get_attr(name) if name.startswith("NDA_") else message[name]) or 0
-    return out
-
-
-def _key(hop: Hop) -> bytes:
-    ifindex, address = hop
-    return LB_NEIGHBOR_KEY.pack(ifindex, mapped(address))
-
-
-def owned(maps: LBMaps) -> set[Hop]:
-    """Return the neighbours that the agent of these maps requested, by its map: the agent may have died since."""
-    out: set[Hop] = set()
-    if MAP not in maps.specs:  # pins of an earlier version
-        return out
-    for key, _ in maps.items(MAP):
-        ifindex, address = LB_NEIGHBOR_KEY.unpack(key)
-        assert isinstance(ifindex, int)
-        assert isinstance(address, bytes)
-        out.add((ifindex, unmapped(address)))
     return out
 
 

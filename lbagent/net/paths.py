@@ -11,11 +11,11 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.backend import Backend
 from lbagent.model.cooperative import Cooperative
 from lbagent.model.family import Family
 from lbagent.model.further_sources import FurtherAddress, FurtherSources
+from lbagent.model.path_info import PathInfo
 from lbagent.net.routes import Route, contains
 from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork
 
@@ -65,7 +65,7 @@ class PathNeeds(msgspec.Struct):
 class PathFinder:
     """Answer `finder(backend)` for one snapshot of the network.
 
-    `needs` collects what the answers need, so that nexthop.py can keep exactly those neighbours resolved. `recounting` removes
+    `needs` collects what the answers need, so that exactly those neighbours are kept resolved. `recounting` removes
     the needs of removed backends. Equal answers are one object: 100,000 backends behind a few gateways cost a few records.
     """
 

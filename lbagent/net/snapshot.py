@@ -1,4 +1,4 @@
-"""The current network of this node: an immutable value. Pure; netlink.py fills it, paths.py and nexthop.py read it."""
+"""The current network of this node: an immutable value. Pure; netlink.py fills it, paths.py and targets/bpf/nexthop.py read it."""
 
 from __future__ import annotations
 

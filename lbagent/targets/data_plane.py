@@ -1,6 +1,9 @@
 """DataPlane: what the agent, its API, health ports and metrics use of a data plane, whichever it is.
 
-A data plane is a Target (sync/target_protocol.py): the loop gives it each State, and `reconcile` plans it and applies the plan.
+A data plane is a Target (sync/target_protocol.py): the loop gives it each State, and `reconcile` plans it and applies the plan. It
+is one call: a plan is valid only for what is in force at that moment, so no caller can keep or compare one. Frontends that could
+not be planned or written are in `failing`.
+
 It also opens and closes, shows what it serves, and counts flows and packets. The agent has one *serving* data plane: it decides
 whether the agent is ready, and `svc list`, `status` and the metrics come from it. Further ones are targets only. Maps, programs
 and chains stay behind this module. `features` names what a data plane can do; a method whose feature is not among them returns
@@ -10,7 +13,7 @@ an empty value.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -29,6 +32,7 @@ Traffic = tuple[int, int]  # packets, bytes
 Usage = tuple[int, int]  # entries in use, entries that there can be
 OnNetwork = Callable[[NodeNetwork], None]
 SocketFrontend = tuple[bytes, int]  # what a process connected to: packed address, port
+DeviceAddress = tuple[int, bytes]  # ifindex, packed address
 FrontendOf = Callable[[int, L3n4Addr], SocketFrontend | None]  # by cookie of a TCP socket, and the backend it got
 
 
@@ -264,3 +268,51 @@ class DataPlane(ServedState, Protocol):
 
     async def verify(self) -> Sequence[str]:
         """Return in what the data plane differs from what was written and is wanted, one sentence each. Raises KernelError."""
+
+
+class AddressEntries(Protocol):
+    """Entries of a data plane that end by themselves: a MAC address by device and address.
+
+    The agent moves their end on. One that dies leaves entries that last for `restart_grace_s`: the next agent takes them over.
+    """
+
+    restart_grace_s: float
+
+    @property
+    def places(self) -> Mapping[DeviceAddress, bytes]:
+        """What an earlier agent left that has not ended."""
+
+    def drop_ended(self, now: float) -> None:
+        """Remove from `places` what has ended by now; `now` is of CLOCK_MONOTONIC."""
+
+    def refresh_at(self) -> float:
+        """Return when `write` must be called again though nothing changed; monotonic seconds, infinite without entries."""
+
+    def has_ended(self, now: float) -> bool:
+        """Return whether the entries ended by themselves because `write` was not called; `now` is of CLOCK_MONOTONIC."""
+
+    def write(self, wanted: Mapping[DeviceAddress, bytes], now: float) -> None:
+        """Have exactly these entries; `now` is of CLOCK_MONOTONIC. Raises KernelError, MapFull.
+
+        The same object as before is taken to hold the same.
+        """
+
+
+class AddressResponder(NamedTuple):
+    """What answers for announced addresses."""
+
+    answers: AddressEntries  # ARP and NDP requests at the device get this MAC address
+    former_leaders: AddressEntries  # segments of unknown connections are forwarded to this MAC address
+
+
+class AnnouncingPlane(DataPlane, Protocol):
+    """A data plane with Feature.ANNOUNCE."""
+
+    def responder(self, restart_grace_s: float) -> AddressResponder:
+        """Return its entries of announced addresses. After `open`."""
+
+    def announcing_devices(self) -> Collection[str]:
+        """Return the names of the devices at which requests are answered."""
+
+    def carriers(self) -> Collection[int]:
+        """Return the devices by which frames can leave, by ifindex."""

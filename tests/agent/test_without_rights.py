@@ -208,7 +208,7 @@ import lbagent.agent.app
 from lbagent.config import Config
 from lbagent.targets.renderers import data_planes
 data_planes(Config(renderer=("none",)))
-unused = ("lbagent.targets.bpf.bpf_plane", "lbagent.targets.record", "lbagent.agent.announcing")
+unused = ("lbagent.bpf", "lbagent.maps", "lbagent.targets.bpf", "lbagent.targets.record", "lbagent.agent.announcing")
 print(sorted(name for name in sys.modules if name.startswith(unused)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,7 +14,6 @@ from lbagent.announce.announce_refusal import AnnounceRefusal, RefusalReason
 from lbagent.announce.announcer import IN_USE, AddressConflict, Announcer, AnnouncerInputs
 from lbagent.announce.l2.frames import AddressSighting
 from lbagent.announce.l2.vip_machine import PROBE_S
-from lbagent.announce.vip_map import FORMER_LEADER_MAP, NS, VipMap, read
 from lbagent.announce.vip_rows import vip_rows, why
 from lbagent.errors import MapFull, NotFound
 from lbagent.maps.layout import LB_VIP, LB_VIP_KEY
@@ -40,6 +39,7 @@ from lbagent.objects.records import (
 from lbagent.pools.announcement import L2Settings
 from lbagent.pools.read_pools import PoolsFile, parse_pools
 from lbagent.resolve import Options, resolve
+from lbagent.targets.bpf.vip_map import FORMER_LEADER_MAP, NS, VipMap, read, responder
 
 VIP, OTHER, VIP6 = parse_ip("10.0.0.9"), parse_ip("10.0.0.10"), parse_ip("fd00::9")
 IFINDEX, MAC, STRANGER = 999_999, b"\2\0\0\0\0\1", b"\2\0\0\0\0\7"
@@ -101,7 +101,14 @@ class World:
             lambda: self.objects, lambda: self.network, lambda: {"eth0"}, lambda: {IFINDEX},
             lambda: self.state, lambda: self.is_settled,
         )  # fmt: skip
-        self.announcer = Announcer("n", POOLS, self.maps, around, events=[self.events.append], clock=lambda: self.now)
+        self.announcer = Announcer(
+            "n",
+            POOLS,
+            responder(self.maps, POOLS.l2.restart_grace_s),
+            around,
+            events=[self.events.append],
+            clock=lambda: self.now,
+        )
         self.sockets = Sockets()
         self.announcer._sockets = self.sockets  # type: ignore[assignment]
         self.objects: ObjectSnapshot | None

@@ -25,12 +25,12 @@ from lbagent.agent.condition_monitor import ConditionMonitor
 from lbagent.bpf.run import sweep
 from lbagent.bpf.run.sweep import Sweeper
 from lbagent.errors import LbError, MapFull
-from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.reasons import Reason
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.check import Check, CheckGroup, Finding, Result
+from lbagent.model.path_info import PathInfo
 from lbagent.model.service import SVC, ServiceName
 from lbagent.model.state import State
 from lbagent.net.snapshot import Link

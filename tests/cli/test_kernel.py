@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from lbagent.maps.kernel_maps import KernelMaps
-from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.specs import Sizes
+from lbagent.model.path_info import PathInfo
 from lbagent.targets.bpf import dry_run
 from lbagent.targets.bpf.apply import apply
 from lbagent.targets.bpf.plan import plan

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from lbagent.cli.main import run
 from lbagent.kernel import features
+from tests.api.serving import Agent
+from tests.cli.conftest import Run
 
 
 @pytest.fixture(autouse=True)
@@ -30,3 +33,18 @@ def test_table_and_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[4].split() == ["none", "yes", "-"]
     assert run(["renderers", "-o", "name"]) == 0
     assert capsys.readouterr().out.split() == ["bpf", "nftables", "record", "none"]
+
+
+def test_verify_asks_an_agent_whose_data_plane_has_no_maps(lb: Run, agent: Agent, tmp_path: Path) -> None:
+    missing = str(tmp_path / "none")
+    assert lb("verify", "--bpffs", missing) == (0, "", "")
+    agent.differences = ["the chain of 10.96.0.1:80/TCP is missing"]
+    assert lb("verify", "--bpffs", missing) == (1, agent.differences[0] + "\n", "")
+    agent.bpffs = "/elsewhere"
+    assert lb("verify", "--bpffs", missing).code == 3
+
+
+def test_status_without_an_agent_shows_what_serves(lb: Run, no_agent: None, tmp_path: Path) -> None:
+    done = lb("status", "--bpffs", str(tmp_path / "none"))
+    assert done.code == 5
+    assert done.out == f"datapath   no maps can be read at {tmp_path / 'none'}\n"

@@ -16,6 +16,7 @@ from typing import Any
 
 from lbagent.agent.removal import cleanup
 from lbagent.api.client import AgentClient
+from lbagent.config import Config
 from lbagent.errors import LbError
 from lbagent.maps.dump import dump
 from lbagent.maps.kernel_maps import KernelMaps
@@ -160,7 +161,7 @@ class Agent:
             shutil.rmtree(self.lab.bpffs, ignore_errors=True)
 
     def _cleanup(self) -> None:
-        self.lab.node.call(cleanup, str(self.lab.bpffs), str(self.lab.folder / "state"))
+        self.lab.node.call(cleanup, Config(bpffs=str(self.lab.bpffs), state_dir=str(self.lab.folder / "state")))
 
 
 class KubeAgent(Agent):

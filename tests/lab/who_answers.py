@@ -15,7 +15,8 @@ from typing import Self
 from scapy.layers.inet6 import ICMPv6ND_NS, ICMPv6NDOptSrcLLAddr, IPv6
 from scapy.layers.l2 import ARP, Ether
 
-from lbagent.announce.l2.frames import group_mac, parse_advertisement, parse_arp, solicited_node
+from lbagent.announce.l2.frames import parse_advertisement, parse_arp
+from lbagent.net.solicited_node import group_mac, solicited_node
 from tests.lab.netns import Namespace
 
 ASK_S = 0.05

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.layout import PathL4
-from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.further_sources import FurtherAddress
+from lbagent.model.path_info import PathInfo
 from tests.maps.addresses import ADDRESSES
 
 

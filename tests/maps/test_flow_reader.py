@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lbagent.maps.flow_layout import FLOW, REPLY_MARK, SPILL_VALUE, FlowState, WordRecord
 from lbagent.maps.flow_reader import MAX_READS, PIECE_ENTRIES, count, flows
 from lbagent.maps.layout import PathL4
+from lbagent.maps.map_names import family_map
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.family import Family
@@ -54,7 +55,7 @@ def entry(family: Family, number: int = 1, **values: int) -> list[int]:
 def maps_with(family: Family, entries: dict[int, list[int]]) -> MemoryMaps:
     maps = MemoryMaps(Sizes(flow4=ENTRIES, flow6=ENTRIES))
     size = FLOW[family].size
-    with maps.window(family.map("flow"), 0, ENTRIES * size) as view, view.cast("Q") as table:
+    with maps.window(family_map(family, "flow"), 0, ENTRIES * size) as view, view.cast("Q") as table:
         for at, each in entries.items():
             for number, word in enumerate(each):
                 table[at * size // 8 + number] = word
@@ -116,7 +117,7 @@ class Changing(MemoryMaps):
     @contextmanager
     def window(self, map_name: str, offset: int, length: int) -> Iterator[memoryview]:
         with super().window(map_name, offset, length) as view:
-            yield ChangingView(self, view) if map_name == self.family.map("flow") and self.changes else view
+            yield ChangingView(self, view) if map_name == family_map(self.family, "flow") and self.changes else view
 
 
 class ChangingView:
@@ -200,7 +201,7 @@ def test_spilled_flows_and_not_their_reply_rows(family: Family) -> None:
     reply = list(key_words)
     reply[1 if family is Family.IPV4 else 0] |= REPLY_MARK
     rows = [(packed(key_words), packed(value)), (packed(reply), packed(value))]
-    maps.put_many(family.map("spill"), rows)
+    maps.put_many(family_map(family, "spill"), rows)
     (found,) = read(maps, family)
     assert (found.spilled, found.backend, found.service, found.client_port) == (True, 7, 3, PORT)
     assert count(maps, family) == Counter({7: 1})

@@ -3,6 +3,7 @@
 import pytest
 
 from lbagent.maps import specs
+from lbagent.maps.map_names import family_map
 from lbagent.maps.specs import (
     MAP_NAMES,
     OLD_MAPS,
@@ -103,7 +104,7 @@ def test_a_maglev_table_is_one_value_of_backend_ids():
 def test_the_role_of_a_map_is_what_its_name_ends_with() -> None:
     """So that both families have the same roles; maps without entries that plans add and delete have none."""
     assert {name: role.name.lower() for name, role in roles().items()} == {
-        family.map(word): word
+        family_map(family, word): word
         for family in Family
         for word in ("service", "backend", "reverse_nat", "source_range", "maglev")
     } | {"lb_affinity_match": "affinity_match"}

@@ -18,10 +18,10 @@ from lbagent.net.neighbours import (
     AskPacer,
     KernelNeighbours,
     NeighbourKeeper,
-    owned,
     release,
 )
 from lbagent.net.paths import Hop
+from lbagent.targets.bpf.neighbour_map import NeighbourMap
 from tests.lab.netns import Namespace, run, veth
 from tests.net.builders import ip
 
@@ -93,7 +93,7 @@ def hops(count: int) -> list[Hop]:
 
 
 def test_the_first_ones_are_kept_when_they_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, keeper = Played(monkeypatch), NeighbourKeeper(MemoryMaps())
+    kernel, keeper = Played(monkeypatch), NeighbourKeeper(NeighbourMap(MemoryMaps()))
     wanted = hops(MAX_MANAGED + 40)
     asyncio.run(keeper.keep(wanted, kernel.view(), 0.0))
     assert kernel.managed == set(wanted[:MAX_MANAGED])
@@ -104,7 +104,7 @@ def test_the_first_ones_are_kept_when_they_are_too_many(monkeypatch: pytest.Monk
 
 
 def test_a_full_table_of_the_kernel_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, keeper = Played(monkeypatch), NeighbourKeeper(MemoryMaps())
+    kernel, keeper = Played(monkeypatch), NeighbourKeeper(NeighbourMap(MemoryMaps()))
     kernel.refuses = errno.ENOBUFS
     now, ended = 0.0, 60.0
     while now < ended:
@@ -122,7 +122,7 @@ def test_a_full_table_of_the_kernel_is_told_and_tried_again(monkeypatch: pytest.
 
 
 def test_a_device_without_carrier_is_not_asked_and_at_once_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, keeper = Played(monkeypatch), NeighbourKeeper(MemoryMaps())
+    kernel, keeper = Played(monkeypatch), NeighbourKeeper(NeighbourMap(MemoryMaps()))
     for turn in range(8):  # longer pauses from link to link would be no good
         kernel.carriers = {7}
         asyncio.run(keeper.keep([HOP], kernel.view(), turn / 10))
@@ -133,7 +133,7 @@ def test_a_device_without_carrier_is_not_asked_and_at_once_when_it_is_back(monke
 
 
 def test_a_kernel_without_managed_entries_is_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel, keeper = Played(monkeypatch), NeighbourKeeper(MemoryMaps())
+    kernel, keeper = Played(monkeypatch), NeighbourKeeper(NeighbourMap(MemoryMaps()))
     asked = []
 
     async def request(_ipr: object, hop: Hop, *, managed: bool) -> int:  # Linux 5.15 passes over the attribute
@@ -156,11 +156,11 @@ def test_a_kernel_without_managed_entries_is_asked_again_and_again(monkeypatch: 
 
 def test_a_restarted_agent_releases_what_nobody_wants_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, maps = Played(monkeypatch), MemoryMaps()
-    asyncio.run(NeighbourKeeper(maps).keep([HOP, (7, ip("fd00::1"))], kernel.view(), 0.0))
-    assert owned(maps) == {HOP, (7, ip("fd00::1"))}
+    asyncio.run(NeighbourKeeper(NeighbourMap(maps)).keep([HOP, (7, ip("fd00::1"))], kernel.view(), 0.0))
+    assert NeighbourMap(maps).read() == {HOP, (7, ip("fd00::1"))}
     kernel.asked.clear()
-    asyncio.run(NeighbourKeeper(maps).keep([HOP], kernel.view(), 1.0))
-    assert kernel.managed == {HOP} == owned(maps)
+    asyncio.run(NeighbourKeeper(NeighbourMap(maps)).keep([HOP], kernel.view(), 1.0))
+    assert kernel.managed == {HOP} == NeighbourMap(maps).read()
     assert kernel.asked == []
 
 
@@ -207,7 +207,7 @@ def in_node(node: Namespace, steps: Callable[[], Awaitable[None]]) -> None:
 def test_entries_are_managed_and_released(node: Namespace) -> None:
     async def steps() -> None:
         index = node.ifindex("v0")
-        keeper = NeighbourKeeper(MemoryMaps())
+        keeper = NeighbourKeeper(NeighbourMap(MemoryMaps()))
         near, near6 = (index, ip("10.9.0.2")), (index, ip("fd09::2"))
         await keeper.keep([near, near6], view(node), 0.0)
         if not keeper.managed:
@@ -226,9 +226,9 @@ def test_a_configured_neighbour_stays_what_it_is(node: Namespace) -> None:
     async def steps() -> None:
         hop = (node.ifindex("v0"), ip("10.9.0.5"))
         unaware = view(node)
-        await NeighbourKeeper(MemoryMaps()).keep([hop], unaware, 0.0)
+        await NeighbourKeeper(NeighbourMap(MemoryMaps())).keep([hop], unaware, 0.0)
         late = KernelNeighbours(unaware.resolved, unaware.managed, (), unaware.carriers)  # its event is on the way
-        await NeighbourKeeper(MemoryMaps()).keep([hop], late, 0.0)
+        await NeighbourKeeper(NeighbourMap(MemoryMaps())).keep([hop], late, 0.0)
         assert "PERMANENT" in run("ip", "-n", node.name, "neigh", "show", "10.9.0.5")
 
     in_node(node, steps)
@@ -240,13 +240,13 @@ def test_two_agents_release_their_own_alone(node: Namespace) -> None:
         index = node.ifindex("v0")
         one, both, other = ((index, ip(address)) for address in ("10.9.0.2", "10.9.0.3", "fd09::2"))
         first, second = MemoryMaps(), MemoryMaps()
-        keeper = NeighbourKeeper(second)
-        await NeighbourKeeper(first).keep([one, both], view(node), 0.0)
+        keeper = NeighbourKeeper(NeighbourMap(second))
+        await NeighbourKeeper(NeighbourMap(first)).keep([one, both], view(node), 0.0)
         await keeper.keep([both, other], view(node), 0.0)
         if not keeper.managed:
             pytest.skip("Linux 5.16 has managed entries")
         before = view(node).resolved.keys()
-        assert await release(owned(first)) == {one, both}
+        assert await release(NeighbourMap(first).read()) == {one, both}
         assert view(node).managed == {other}
         assert view(node).resolved.keys() >= before  # nothing is deleted: the other one may be sending there
         await keeper.keep([both, other], view(node), 1.0)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
-from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr, parse_ip
 from lbagent.model.backend import BackendState
 from lbagent.model.ids import SERVICE_ID_LIMIT, IdAllocator, IdAssigner
+from lbagent.model.path_info import PathInfo
 from lbagent.objects.pod_reference import is_pod_reference, parse_pod_reference
 from lbagent.objects.records import OPERATOR, ObjectChange, Origin, StateOverride
 from lbagent.resolve import Options, Resolver

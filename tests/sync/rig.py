@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 
-from lbagent.maps.lbmaps import LBMaps, PathInfo
+from lbagent.maps.lbmaps import LBMaps
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import L4Type
 from lbagent.model.message import Message
+from lbagent.model.path_info import PathInfo
 from lbagent.objects.records import (
     Endpoint,
     EndpointSlice,

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from lbagent.errors import KernelError
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
-from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
+from lbagent.model.path_info import PathInfo
 from lbagent.model.state import State
 from lbagent.objects.records import Node
 from lbagent.resolve import Options, Resolver

@@ -9,9 +9,10 @@ import pytest
 from lbagent.config import Config
 from lbagent.errors import ConfigError, Unsupported
 from lbagent.kernel import features
+from lbagent.render.renderer_names import SHIPPED, renderer_rows
 from lbagent.targets.nftables import nft_plane, nft_table
 from lbagent.targets.none.none_renderer import NonePlane
-from lbagent.targets.renderers import RENDERERS, chosen, data_planes, rows
+from lbagent.targets.renderers import chosen, data_planes
 
 
 def test_the_default_is_bpf() -> None:
@@ -20,8 +21,12 @@ def test_the_default_is_bpf() -> None:
 
 
 def test_of_several_bpf_serves() -> None:
-    words = chosen(Config(renderer=("record=/tmp/a=b,c", "none", "bpf")))
-    assert [(word.name, word.settings) for word in words] == [("bpf", ""), ("record", "/tmp/a=b,c"), ("none", "")]
+    found = chosen(Config(renderer=("record=/tmp/a=b,c", "none", "bpf")))
+    assert [(each.name, each.settings) for each in found] == [
+        ("bpf", {}),
+        ("record", {"file": "/tmp/a=b,c"}),
+        ("none", {}),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +36,13 @@ def test_of_several_bpf_serves() -> None:
         (("",), "unknown renderer ''"),
         (("none", "none"), "none is given twice"),
         (("none=1",), "none has no settings"),
-        (("bpf=family=ipv4",), "bpf has no settings"),
+        (("bpf=colour=red",), "bpf has no settings"),
+        (("bpf=family=ipv5",), "family is 'ipv5'; it can be ipv4 or ipv6"),
+        (("nftables=table",), "expected KEY=VALUE,... with each key once, got 'table'"),
+        (("nftables=table=a,table=b",), "expected KEY=VALUE,... with each key once, got 'table=b'"),
+        (("bpf", "nftables"), "bpf and nftables would both translate IPv4"),
+        (("nftables=family=ipv6", "bpf"), "nftables and bpf would both translate IPv6"),
+        (("auto=family=ipv4",), "auto has no settings"),
     ],
 )
 def test_what_is_refused(words: tuple[str, ...], text: str) -> None:
@@ -62,8 +73,8 @@ def test_the_planes_are_made_in_their_order() -> None:
 def test_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "can_load", lambda: 1)
     monkeypatch.setattr(nft_table, "unavailable_reason", lambda: "no rights")
-    found = {row.name: row for row in rows()}
-    assert list(found) == list(RENDERERS) == ["bpf", "nftables", "record", "none"]
+    found = {row.name: row for row in renderer_rows()}
+    assert list(found) == list(SHIPPED) == ["bpf", "nftables", "record", "none"]
     assert [found[name].available for name in found] == [False, False, True, True]
     assert "may not load BPF programs: Operation not permitted" in found["bpf"].reason
     assert found["nftables"].reason

@@ -9,6 +9,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from lbagent.net.solicited_node import group_mac, solicited_node
+
 BROADCAST = b"\xff" * 6
 ETH_ARP, ETH_IP6 = 0x0806, 0x86DD
 REQUEST, REPLY = 1, 2
@@ -20,7 +22,6 @@ SOLICITATION, ADVERTISEMENT = 135, 136
 OVERRIDE = 0x20000000
 TARGET_MAC = 2  # option
 ALL_NODES = bytes.fromhex("ff02") + bytes(13) + b"\1"
-SOLICITED_NODE = bytes.fromhex("ff02") + bytes(9) + b"\1\xff"  # and the last three bytes of the address
 LEAST_ADVERTISEMENT = 24 + 8  # bytes: the message with its target, and one option
 
 
@@ -34,16 +35,6 @@ class AddressSighting(NamedTuple):
 def is_of_a_host(mac: bytes) -> bool:
     """Return whether one network card can have a MAC address: it is neither zero nor one of a group, such as broadcast."""
     return any(mac) and not mac[0] & 1
-
-
-def group_mac(address: bytes) -> bytes:
-    """Return the MAC address of an IPv6 group (RFC 2464 §7)."""
-    return b"\x33\x33" + address[12:]
-
-
-def solicited_node(address: bytes) -> bytes:
-    """Return the solicited-node group of an IPv6 address (RFC 4291 §2.7.1)."""
-    return SOLICITED_NODE + address[13:]
 
 
 def probe(address: bytes, mac: bytes) -> bytes:

@@ -12,9 +12,9 @@ import socket
 import struct
 from collections.abc import Collection
 
-from lbagent.announce.l2.frames import solicited_node
-from lbagent.announce.leader.former_leaders import DeviceAddress
 from lbagent.model.address import format_ip
+from lbagent.net.solicited_node import solicited_node
+from lbagent.targets.data_plane import DeviceAddress
 
 log = logging.getLogger(__name__)
 FULL = (errno.ENOMEM, errno.ENOBUFS)  # net.core.optmem_max holds some hundred memberships a socket

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from lbagent.targets.data_plane import DeviceAddress
+
 MAX_SIGHTING_AGE_S = (
     3.0  # between its last answer and this node's start: two rounds of probes, and the write of a Lease
 )
-DeviceAddress = tuple[int, bytes]  # ifindex, address
 
 
 class FormerLeaders:

@@ -18,6 +18,7 @@ from lbagent.maps.flow_layout import BACKEND_GENERATION_TURNED, SPILL_VALUE
 from lbagent.maps.flow_reader import Pair, spilled_rows
 from lbagent.maps.layout import FORMER_BACKEND_SHIFT, FORMER_BACKENDS, HOST_ORDER, PATH, U32, PathL4
 from lbagent.maps.lbmaps import LBMaps
+from lbagent.maps.map_names import family_map
 from lbagent.model.family import Family
 
 MAP = "lb_former_backend"
@@ -105,13 +106,13 @@ class FormerBackends:
                 rows.append((key, word.to_bytes(8, HOST_ORDER) + value[8:]))
                 found.add(pair)
         if rows:
-            self._maps.put_many(family.map("spill"), rows)
+            self._maps.put_many(family_map(family, "spill"), rows)
         return found
 
     def _is_served(self, family: Family, ident: int, generation: int) -> bool:
         """Return whether a flow has its backend still."""
         size = PATH[family].size
-        with self._maps.window(family.map("path"), ident * size, size) as view:
+        with self._maps.window(family_map(family, "path"), ident * size, size) as view:
             record = backend_codec.path_of(bytes(view))
         return record.live and record.gen == generation
 

@@ -23,6 +23,7 @@ from lbagent.maps.consistency import live_paths
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.layout import PATH
 from lbagent.maps.lbmaps import SIZE_OPTION
+from lbagent.maps.map_names import family_map
 from lbagent.maps.specs import Sizes
 from lbagent.model.family import Family
 
@@ -130,7 +131,9 @@ def _check_backends(maps: KernelMaps, wanted: Sizes) -> None:
         if highest >= wanted.backends:
             raise ConfigError(f"--max-backends {wanted.backends}: backend id {highest} is in use; give a larger number")
     for family in Family:
-        highest = max((ident for ident, _ in live_paths(maps, family.map("path"), PATH[family].size)), default=0)
+        highest = max(
+            (ident for ident, _ in live_paths(maps, family_map(family, "path"), PATH[family].size)), default=0
+        )
         if highest >= wanted.backends:
             raise ConfigError(
                 f"--max-backends {wanted.backends}: id {highest} of a further source address is in use;"
@@ -169,7 +172,7 @@ def _refused(tried: Mapping[Family, MigrationResult], old: Sizes, wanted: Sizes)
             getattr(wanted, f"{what}{family}") < getattr(old, f"{what}{family}") for what in ("snat", "flow")
         )
         if slots and moved.lost:
-            out[family.map("snat")] = moved.lost
+            out[family_map(family, "snat")] = moved.lost
         elif flows and moved.spilled > wanted.spill // SPILL_SHARE:
-            out[family.map("flow")] = moved.spilled
+            out[family_map(family, "flow")] = moved.spilled
     return out

@@ -20,6 +20,7 @@ from lbagent.kernel import bpf_prog
 from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps.layout import FLOW_WAYS, HOST_ORDER, LB_SWEEP, SWEEP_STEP
 from lbagent.maps.lbmaps import LBMaps
+from lbagent.maps.map_names import family_map
 from lbagent.maps.reasons import Event, Reason, label
 from lbagent.maps.specs import Sizes, counter_stripe_bytes, counter_stripes
 from lbagent.model.family import Family
@@ -110,7 +111,7 @@ class Sweeper:
         entries: Counter[Family] = Counter()
         for family, _, count in tables(self._in_force()):
             entries[family] += count
-        return {family.map("flow"): (flows, entries[family]) for family, flows in self._flows.items()}
+        return {family_map(family, "flow"): (flows, entries[family]) for family, flows in self._flows.items()}
 
     def full(self) -> list[Reason | Event]:
         """Return what turned flows away in the last minute (`FULL_REASONS`)."""

@@ -29,8 +29,9 @@ def cleanup(bpffs: str, state_dir: str) -> None:
     Exit code 4: an agent is running, and nothing was removed.
     """
     from lbagent.agent.removal import cleanup as remove_all
+    from lbagent.config import Config
 
-    gone = remove_all(bpffs, state_dir)
+    gone = remove_all(Config(bpffs=bpffs, state_dir=state_dir))
     for line in gone:
         click.echo(line)
     if not gone:

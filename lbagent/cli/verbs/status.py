@@ -11,7 +11,7 @@ import click
 from lbagent.api.client import AgentClient
 from lbagent.cli.options import Duration, bpffs_option, form_option, socket_option
 from lbagent.cli.output import GAP, document
-from lbagent.errors import AgentUnreachable, LbError, TimedOut
+from lbagent.errors import AgentUnreachable, TimedOut
 
 POLL_S = 0.1
 ATTEMPT_S = 2.0  # for one answer while waiting
@@ -172,25 +172,12 @@ def _age(seconds: float) -> str:
 
 
 def _without_agent(bpffs: str) -> None:
-    """Say what an agent that is gone has left serving; whatever cannot be read is left out."""
-    from lbagent.bpf.load.attach import attached
-    from lbagent.maps.kernel_maps import KernelMaps
-    from lbagent.maps.pins import pin_dir
+    """Show what an agent that is gone has left serving; whatever cannot be read is left out."""
+    from lbagent.config import Config
+    from lbagent.targets.offline_planes import left_serving
 
-    try:
-        found = attached(pin_dir(bpffs))
-        hooks = [f"{item.target.name} ({item.hook})" for item in found if item.target.kind == "device"]
-        cgroups = sorted({item.target.name for item in found if item.target.kind == "cgroup"})
-        with KernelMaps.open(bpffs, create=False) as maps:
-            rows = len(maps.items("lb4_service")) + len(maps.items("lb6_service"))
-            backends = len(maps.items("lb4_backend")) + len(maps.items("lb6_backend"))
-    except (LbError, OSError):
-        click.echo(_fact("datapath", f"no maps can be read at {bpffs}"))
-        return
-    click.echo(_fact("datapath", f"{rows} service rows, {backends} backends at {bpffs}; still served without an agent"))
-    click.echo(_fact("devices", ", ".join(sorted(hooks)) or "none attached"))
-    for path in cgroups:
-        click.echo(_fact("cgroup", f"{path}: socket programs"))
+    for word, text in left_serving(Config(bpffs=bpffs)):
+        click.echo(_fact(word, text))
 
 
 @click.command()

@@ -16,10 +16,10 @@ from lbagent.errors import KernelError, LbError
 from lbagent.maps import backend_codec, frontend_codec
 from lbagent.maps.frontend_codec import FrontendEntries
 from lbagent.maps.lbmaps import LBMaps
+from lbagent.maps.map_names import family_of_map
 from lbagent.maps.specs import MapRole
 from lbagent.model.address import L3n4Addr
 from lbagent.model.cooperative import BETWEEN_YIELDS, Cooperative, run_whole
-from lbagent.model.family import Family
 from lbagent.targets.bpf.backends import reference_counts
 from lbagent.targets.bpf.replay import entries_by_owner, parts_of, replay
 from lbagent.targets.bpf.shadow import PartialFrontend, Shadow
@@ -198,7 +198,7 @@ class _Run:
         if start == stop:
             return
         self.result.written[step.map] += stop - start
-        family, shadow = Family.of_map(step.map), self.shadow
+        family, shadow = family_of_map(step.map), self.shadow
         if family is None:
             return
         if step.kind is Kind.PATH_META:

@@ -13,11 +13,13 @@ from typing import cast
 from lbagent.maps import backend_codec
 from lbagent.maps.frontend_codec import FrontendEntries
 from lbagent.maps.layout import U32, PathFlag
-from lbagent.maps.lbmaps import PathInfo, backend_counter
+from lbagent.maps.lbmaps import backend_counter
+from lbagent.maps.map_names import family_map
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import Cooperative
 from lbagent.model.family import Family
 from lbagent.model.further_sources import further_stride
+from lbagent.model.path_info import PathInfo
 from lbagent.model.service import SVC
 from lbagent.model.state import State
 from lbagent.targets.bpf.further_paths import further_records, live_further_ids, path_record
@@ -52,7 +54,7 @@ class _FamilyMaps:
         size = self.paths.record
         self.flags_at, self.gen_at = backend_codec.FLAGS_AT[size], backend_codec.GEN_AT[size]
         self.meta_at = backend_codec.META_AT[size]
-        self.backend_map, self.path_map = family.map("backend"), family.map("path")
+        self.backend_map, self.path_map = family_map(family, "backend"), family_map(family, "path")
         self.unused = max(self.backend_rows.end, self.paths.end)  # from this id on there is nothing in either
         self.no_row = bytes(self.backend_rows.record)
         self.new: list[int] = []  # ids of backends that are planned many at a time

@@ -46,7 +46,9 @@ from lbagent.targets.bpf.lock import AgentLock
 from lbagent.targets.bpf.network_follower import NetworkFollower
 from lbagent.targets.bpf.pin_removal import remove_pins
 from lbagent.targets.bpf.socket_frontends import socket_frontends
+from lbagent.targets.bpf.vip_map import responder
 from lbagent.targets.data_plane import (
+    AddressResponder,
     Counters,
     Counts,
     Feature,
@@ -417,6 +419,20 @@ class BpfDataPlane:
     def frontends_of_sockets(self, family: Family) -> FrontendOf:
         """Return what the socket programs noted."""
         return socket_frontends(self.maps, family)
+
+    # --- announced addresses ---
+
+    def responder(self, restart_grace_s: float) -> AddressResponder:
+        """Return the entries of lb_vip and lb_former_leader."""
+        return responder(self.maps, restart_grace_s)
+
+    def announcing_devices(self) -> Collection[str]:
+        """Return the devices with programs that answer."""
+        return self.devices.announcing_devices() if self.devices else ()
+
+    def carriers(self) -> Collection[int]:
+        """Return the devices by which frames can leave."""
+        return self.follower.watcher.neighbours().carriers
 
     async def verify(self) -> Sequence[str]:
         """Return in what the maps differ from what was written, and the paths from what the State asks for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lbagent.errors import LbError
@@ -10,20 +11,38 @@ from lbagent.targets.data_plane import Feature
 
 if TYPE_CHECKING:
     from lbagent.config import Config
+    from lbagent.config.renderer_words import RendererSettings
     from lbagent.model.check import Check
     from lbagent.targets.bpf.checks.offline_context import OfflineContext
-    from lbagent.targets.data_plane import DataPlane
+    from lbagent.targets.data_plane import AnnouncingPlane
 
 NAME = "bpf"
 FEATURES = frozenset(Feature)
 
 
-def make(config: Config, settings: str) -> DataPlane:
-    """Return the data plane, not opened yet. It has no settings of its own: its options are those of the agent."""
-    del settings
+def make(config: Config, settings: RendererSettings) -> AnnouncingPlane:
+    """Return the data plane, not opened yet. It has no settings but the family: its options are those of the agent."""
+    if settings.family is not None:
+        from lbagent.targets.bpf.bpf_one_family import BpfOneFamily
+
+        return BpfOneFamily(config, FEATURES, settings.family)
     from lbagent.targets.bpf.bpf_plane import BpfDataPlane
 
     return BpfDataPlane(config, FEATURES)
+
+
+def remove(config: Config, before: Callable[[], None]) -> list[str]:
+    """Remove what an agent left, and return it, one line each. Where something is there, `before` is called first."""
+    from lbagent.targets.bpf.bpf_removal import remove as remove_all
+
+    return remove_all(config.bpffs, before)
+
+
+def left_serving(config: Config) -> list[tuple[str, str]]:
+    """Return what serves packets without an agent: pairs of a word and a text for `lbagent status`."""
+    from lbagent.targets.bpf.left_serving import left_serving as read
+
+    return read(config.bpffs)
 
 
 def checks() -> tuple[Check[Any], ...]:

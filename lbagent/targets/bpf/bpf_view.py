@@ -15,15 +15,16 @@ from lbagent.maps.flow_layout import ForwardMode
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.layout import PathL4
 from lbagent.maps.lbmaps import LBMaps, backend_counter, service_counter
+from lbagent.maps.map_names import family_map
 from lbagent.maps.reasons import Event, Reason, label
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.backend import Backend
 from lbagent.model.family import Family
 from lbagent.net.paths import NO_OUTPUT
-from lbagent.net.xdp_output import Way, way_by
 from lbagent.targets.bpf.bpf_target import BpfTarget
 from lbagent.targets.bpf.device_keeper import DeviceKeeper, cgroup_hooks
 from lbagent.targets.bpf.network_follower import NetworkFollower
+from lbagent.targets.bpf.xdp_output import Way, way_by
 from lbagent.targets.data_plane import (
     BackendWay,
     CgroupStatus,
@@ -66,7 +67,7 @@ def status(plane: PlaneParts) -> PlaneStatus:
     usage, config = plane.usage(), plane.config
     return PlaneStatus(
         frontends=plane.target.frontends,
-        backends=sum(usage[family.map("backend")][0] for family in Family),
+        backends=sum(usage[family_map(family, "backend")][0] for family in Family),
         attach=config.attach,
         bpffs=config.bpffs,
         artifact=plane.datapath.key if plane.datapath else "",

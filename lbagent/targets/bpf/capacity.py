@@ -29,6 +29,7 @@ from lbagent.errors import BeyondShare, LbError, MapFull
 from lbagent.maps import frontend_codec
 from lbagent.maps.frontend_codec import FrontendEntries
 from lbagent.maps.lbmaps import SIZE_OPTION, map_full
+from lbagent.maps.map_names import family_map
 from lbagent.model.address import L3n4Addr
 from lbagent.model.fair_share import GUARD, guard_of
 from lbagent.model.family import Family
@@ -41,8 +42,8 @@ from lbagent.targets.bpf.shadow import LIMITED_MAPS, Limited, Shadow
 
 _MATCHES = "lb_affinity_match"
 _NAMED = 3  # backends or ranges that a message names
-_SERVICE_MAPS = {family: family.map("service") for family in Family}
-_RANGE_MAPS = {family: family.map("source_range") for family in Family}
+_SERVICE_MAPS = {family: family_map(family, "service") for family in Family}
+_RANGE_MAPS = {family: family_map(family, "source_range") for family in Family}
 _PLACES = {name: at for names in LIMITED_MAPS.values() for at, name in enumerate(names)}
 _KINDS = {name: ("slots", "affinity matches", "source ranges")[at] for name, at in _PLACES.items()}
 _NOTHING_MORE: Limited = (0, 0, 0)

@@ -15,16 +15,16 @@ from lbagent.config import Config
 from lbagent.config.device_names import ChosenDevices, DevicesPresent, choose_devices, is_name
 from lbagent.errors import LbError, NotFound
 from lbagent.maps.lbmaps import LBMaps
-from lbagent.net.device_table import stacked_devices, write_devices
 from lbagent.net.paths import ETHERNET_ADDRESS
 from lbagent.net.snapshot import Link, NodeNetwork
-from lbagent.net.xdp_output import refusing_devices
 from lbagent.targets.bpf.bpf_settings import socket_cgroup
+from lbagent.targets.bpf.device_table import stacked_devices, write_devices
+from lbagent.targets.bpf.xdp_output import refusing_devices
 
 log = logging.getLogger(__name__)
 RETRY_S = 5.0
 Wanted = dict[int, tuple[Link, bool]]  # ifindex -> device, behind it live pods
-Refusing = Callable[[NodeNetwork, frozenset[int]], Mapping[int, str]]  # net/xdp_output.py: which devices, and why
+Refusing = Callable[[NodeNetwork, frozenset[int]], Mapping[int, str]]  # xdp_output.py: which devices, and why
 
 
 class DeviceKeeper:

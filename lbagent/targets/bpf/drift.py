@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 from lbagent.maps import backend_codec, frontend_codec
 from lbagent.maps.layout import U32, PathFlag, u32_values
-from lbagent.maps.lbmaps import LBMaps, PathInfo
+from lbagent.maps.lbmaps import LBMaps
+from lbagent.maps.map_names import family_map
 from lbagent.maps.specs import MapRole
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.family import Family
+from lbagent.model.path_info import PathInfo
 from lbagent.model.state import State
 from lbagent.targets.bpf.backends import each_backend
 from lbagent.targets.bpf.further_paths import further_records, path_record
@@ -77,7 +79,7 @@ def path_drift(shadow: Shadow, state: State, paths: Callable[[Backend], PathInfo
 
 
 def _services(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
-    name = family.map("service")
+    name = family_map(family, "service")
     entries = [item for item in shadow.frontends.items() if item[0].family == family]
     sums: dict[bytes, int] = {}
     for keys, values, count in maps.batches(name):
@@ -109,7 +111,7 @@ def _sum(frontend: L3n4Addr, entry: ShadowFrontend) -> int:
 
 
 def _rows(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
-    name, rows = family.map("backend"), shadow.backend_rows[family]
+    name, rows = family_map(family, "backend"), shadow.backend_rows[family]
     seen = bytearray(rows.count)
     for keys, values, _ in maps.batches(name):
         for i, ident in enumerate(u32_values(keys)):
@@ -131,7 +133,7 @@ def _row_again(maps: LBMaps, rows: RecordArray, name: str, ident: int) -> Iterat
 
 
 def _paths(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
-    name, paths = family.map("path"), shadow.paths[family]
+    name, paths = family_map(family, "path"), shadow.paths[family]
     size = paths.record * paths.count
     for start in range(0, size, PIECE):
         length = min(PIECE, size - start)
@@ -145,7 +147,9 @@ def _paths(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
 def _sets(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
     """Compare the maps of which every entry belongs to a frontend: also what is there of none is a difference."""
     wanted: dict[str, set[bytes]] = {"lb_affinity_match": set(), "lb4_source_range": set(), "lb6_source_range": set()}
-    ids: dict[str, set[int]] = {family.map(kind): set() for family in Family for kind in ("reverse_nat", "maglev")}
+    ids: dict[str, set[int]] = {
+        family_map(family, kind): set() for family in Family for kind in ("reverse_nat", "maglev")
+    }
     entries = dict(shadow.frontends)
     for number, (frontend, entry) in enumerate(entries.items()):
         rows = map_entries(entry)
@@ -153,11 +157,11 @@ def _sets(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
             frontend_codec.affinity_match_key(rows.id, ident) + frontend_codec.PRESENT for ident in rows.affinity
         )
         values = dict(rows.verdicts)
-        ranges = wanted[frontend.family.map("source_range")]
+        ranges = wanted[family_map(frontend.family, "source_range")]
         ranges.update(key + values.get(key, frontend_codec.PRESENT) for key in rows.ranges)
-        name = frontend.family.map("reverse_nat")
+        name = family_map(frontend.family, "reverse_nat")
         ids[name].update([rows.id] if rows.reverse else [])
-        ids[frontend.family.map("maglev")].update([rows.id] if rows.has_table else [])
+        ids[family_map(frontend.family, "maglev")].update([rows.id] if rows.has_table else [])
         for map_name, key in strays_of(entry):
             if map_name in ids:
                 ids[map_name].add(int(U32.unpack(key)[0]))
@@ -169,7 +173,7 @@ def _sets(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
         if number % SLICE == 0:
             yield ""
     for family in Family:
-        yield from _reverse_rows(maps, family.map("reverse_nat"), ids)
+        yield from _reverse_rows(maps, family_map(family, "reverse_nat"), ids)
     if len(entries) == len(shadow.frontends) and all(shadow.frontends.get(f) is e for f, e in entries.items()):
         yield from _others(maps, wanted, ids)  # at once: no plan is applied meanwhile
 

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from lbagent.maps import backend_codec
 from lbagent.maps.layout import PathFlag
-from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.backend import Backend
 from lbagent.model.family import Family
 from lbagent.model.further_sources import MAX_FURTHER, further_stride
+from lbagent.model.path_info import PathInfo
 from lbagent.targets.bpf.shadow import Shadow
 
 _LIVE = int(PathFlag.LIVE)

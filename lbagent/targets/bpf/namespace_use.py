@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from lbagent.maps.map_names import family_map
 from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
 from lbagent.model.id_claims import namespace_of
@@ -13,7 +14,7 @@ from lbagent.targets.bpf.shadow import entry_counts
 
 BACKEND_IDS, SERVICE_IDS = "backend ids", "service ids"
 _SHOWN = 3
-_BACKEND_MAPS = {family.map("backend"): family for family in Family}
+_BACKEND_MAPS = {family_map(family, "backend"): family for family in Family}
 
 
 def largest_namespaces(services: Sequence[SVC], table: str) -> dict[str, int]:

@@ -9,17 +9,19 @@ import time
 from collections.abc import Callable, Iterable
 
 from lbagent.errors import LbError
-from lbagent.maps.lbmaps import LBMaps, PathInfo
+from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.backend import Backend
 from lbagent.model.cooperative import run_cooperatively
+from lbagent.model.path_info import PathInfo
 from lbagent.net.near_clients import NearClients
 from lbagent.net.neighbours import MAX_MANAGED, NeighbourKeeper
 from lbagent.net.netlink import NetworkWatcher
-from lbagent.net.nexthop import CAPACITY, NextHopTable, outdated_hops
 from lbagent.net.paths import Hop, PathFinder, PathSettings, gateways
 from lbagent.net.snapshot import NodeNetwork
-from lbagent.net.xdp_output import refusing_devices
+from lbagent.targets.bpf.neighbour_map import NeighbourMap
+from lbagent.targets.bpf.nexthop import CAPACITY, NextHopTable, outdated_hops
 from lbagent.targets.bpf.send_watch import SendWatch
+from lbagent.targets.bpf.xdp_output import refusing_devices
 
 log = logging.getLogger(__name__)
 ANSWER_S = 0.3  # a neighbour that lives has answered by then, over any network a load balancer should be on
@@ -37,7 +39,7 @@ class NetworkFollower:
     def __init__(self, maps: LBMaps, settings: PathSettings, reuse_after_s: float) -> None:
         self.watcher = NetworkWatcher()
         self.table = NextHopTable(maps, reuse_after_s)
-        self.keeper = NeighbourKeeper(maps)
+        self.keeper = NeighbourKeeper(NeighbourMap(maps))
         self.settings = settings
         self.finder = PathFinder(self.watcher.network, settings, self.table.index_of)
         self.on_paths: Callable[[], None] = lambda: None

@@ -15,11 +15,13 @@ from lbagent.errors import LbError
 from lbagent.maps import frontend_codec, prefilter
 from lbagent.maps.frontend_codec import NO_ENTRIES, FrontendEntries
 from lbagent.maps.layout import U16, U32
-from lbagent.maps.lbmaps import PathInfo, service_counter
+from lbagent.maps.lbmaps import service_counter
+from lbagent.maps.map_names import family_map
 from lbagent.maps.specs import MapRole
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.cooperative import BETWEEN_YIELDS, Cooperative, run_whole
+from lbagent.model.path_info import PathInfo
 from lbagent.model.service import SVC
 from lbagent.model.state import State, StateDelta, common_prefix_and_suffix
 from lbagent.targets.bpf.backends import BackendPlanner
@@ -188,7 +190,7 @@ def _service_steps(
     else:
         _new_slot_steps(steps, owner, frontend, new)
     if old.has_table or new.members:
-        _table_steps(steps, owner, family.map("maglev"), old, new, table_size)
+        _table_steps(steps, owner, family_map(family, "maglev"), old, new, table_size)
     if old.affinity or new.affinity:
         _affinity_steps(steps, owner, old, new, leave_first=fit.matches_first)
     if old.ranges or new.ranges:  # verdicts are of ranges
@@ -196,7 +198,7 @@ def _service_steps(
             range_steps_in_full_map(steps, owner, frontend, old, new)
         else:
             range_steps(steps, owner, family, old, new)
-    name, ident = family.map("reverse_nat"), U32.pack
+    name, ident = family_map(family, "reverse_nat"), U32.pack
     if new.reverse and (new.id != old.id or new.reverse != old.reverse):
         steps.at(Phase.REVERSE_IN, name).add(owner, ident(new.id), new.reverse)
     if old.reverse and new.id != old.id:
@@ -204,7 +206,7 @@ def _service_steps(
 
 
 def _slot_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries) -> None:
-    name = frontend.family.map("service")
+    name = family_map(frontend.family, "service")
     head, tail = frontend_codec.service_key_parts(frontend)
     before, after = _selectable(old), _selectable(new)
     have, number, slot_in = old.slots, U16.pack, steps.at(Phase.SLOT_IN, name)
@@ -224,7 +226,7 @@ def _slot_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: FrontendEntri
 
 def _new_slot_steps(steps: Steps, owner: int, frontend: L3n4Addr, new: FrontendEntries) -> None:
     """Do what `_slot_steps` does for a frontend that has none."""
-    name = frontend.family.map("service")
+    name = family_map(frontend.family, "service")
     head, tail = frontend_codec.service_key_parts(frontend)
     slots = dict(new.slots)
     if master := slots.pop(0, b""):

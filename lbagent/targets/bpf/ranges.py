@@ -23,6 +23,7 @@ from __future__ import annotations
 from lbagent.maps import frontend_codec
 from lbagent.maps.frontend_codec import PRESENT, FrontendEntries
 from lbagent.maps.layout import SOURCE_RANGE_KEEPS_OUT, SOURCE_RANGE_LETS_IN, U32
+from lbagent.maps.map_names import family_map
 from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags
@@ -34,7 +35,7 @@ _LETS_IN, _KEEPS_OUT = bytes((SOURCE_RANGE_LETS_IN,)), bytes((SOURCE_RANGE_KEEPS
 def range_steps(steps: Steps, owner: int, family: Family, old: FrontendEntries, new: FrontendEntries) -> None:
     """Add the steps that replace the source ranges of a frontend."""
     turns = _turns(old, new)
-    name = family.map("source_range")
+    name = family_map(family, "source_range")
     has, wanted = dict.fromkeys(old.ranges, PRESENT) | dict(old.verdicts), new.ranges
     verdict = PRESENT
     if turns:
@@ -55,7 +56,7 @@ def range_steps_in_full_map(
     steps: Steps, owner: int, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries
 ) -> None:
     """Add the steps that replace the source ranges of a frontend where its new list has no room beside its old one."""
-    name = frontend.family.map("source_range")
+    name = family_map(frontend.family, "source_range")
     has = dict.fromkeys(old.ranges, PRESENT) | dict(old.verdicts)
     if _denies(old):
         close = steps.at(Phase.RANGE_CLOSE, name)
@@ -64,7 +65,7 @@ def range_steps_in_full_map(
         has = dict.fromkeys(has, _KEEPS_OUT)
         flags = frontend_codec.flags_of(old.slots[0]) & ~ServiceFlags.SOURCE_RANGE_DENY
         master = frontend_codec.with_flags(old.slots[0], flags)
-        key, service_map = frontend_codec.service_key(frontend, 0), frontend.family.map("service")
+        key, service_map = frontend_codec.service_key(frontend, 0), family_map(frontend.family, "service")
         steps.at(Phase.MASTER_CLOSE, service_map).add(owner, key, master)
         if new.slots.get(0) == old.slots[0]:  # else it is among the slots that change
             steps.at(Phase.MASTER_IN, service_map).add(owner, key, old.slots[0])

@@ -14,6 +14,7 @@ from lbagent.maps import backend_codec, frontend_codec
 from lbagent.maps.frontend_codec import FrontendEntries
 from lbagent.maps.layout import U32, is_zero, u32_values
 from lbagent.maps.lbmaps import LBMaps
+from lbagent.maps.map_names import family_map
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
@@ -75,7 +76,7 @@ def _side_by_side(numbers: Iterable[int]) -> list[int]:
 
 
 def _read_backends(maps: LBMaps, family: Family, found: Restored) -> None:
-    name = family.map("backend")
+    name = family_map(family, "backend")
     size = found.shadow.backend_rows[family].record
     addresses: list[L3n4Addr] = []
     idents = array("I")
@@ -90,7 +91,7 @@ def _read_backends(maps: LBMaps, family: Family, found: Restored) -> None:
 
 
 def _read_paths(maps: LBMaps, family: Family, shadow: Shadow) -> None:
-    for start, piece in _pieces(maps, family.map("path"), shadow.paths[family].record):
+    for start, piece in _pieces(maps, family_map(family, "path"), shadow.paths[family].record):
         shadow.restore_paths(family, start, piece)
 
 
@@ -122,7 +123,7 @@ def _read_frontends(maps: LBMaps, found: Restored) -> None:
 
 def _read_slots(maps: LBMaps, family: Family) -> dict[bytes, bytearray]:
     """Return (slot, value) side by side for each frontend, by what names it in the keys."""
-    name = family.map("service")
+    name = family_map(family, "service")
     size = maps.specs[name].key_size
     out: dict[bytes, bytearray] = {}
     for keys, values, count in maps.batches(name):
@@ -149,7 +150,7 @@ def _id_in(packed: bytearray) -> int:
 
 def _read_reverse(maps: LBMaps, family: Family, groups: dict[L3n4Addr, FrontendEntries], shadow: Shadow) -> None:
     """Give each reverse NAT row to its frontend: it knows its own, so it names the ids of services that have no master yet."""
-    name = family.map("reverse_nat")
+    name = family_map(family, "reverse_nat")
     for key, value in maps.items(name):
         ident, frontend = U32.unpack(key)[0], frontend_codec.reverse_nat_frontend(value)
         rows = groups.setdefault(frontend, FrontendEntries(ident, {}))
@@ -176,17 +177,17 @@ def _attach(maps: LBMaps, groups: dict[L3n4Addr, FrontendEntries], shadow: Shado
         rows.affinity = frozenset(affinity.get(id(rows), ()))
     for family in Family:
         _attach_ranges(maps, family, owners, shadow)
-        for service, table in maps.maglev(family.map("maglev")).items():
+        for service, table in maps.maglev(family_map(family, "maglev")).items():
             if owner := owners.get((service, family)):
                 owner.table = table
             else:
-                shadow.restore_orphan(family.map("maglev"), U32.pack(service))
+                shadow.restore_orphan(family_map(family, "maglev"), U32.pack(service))
 
 
 def _attach_ranges(
     maps: LBMaps, family: Family, owners: dict[tuple[int, Family], FrontendEntries], shadow: Shadow
 ) -> None:
-    name = family.map("source_range")
+    name = family_map(family, "source_range")
     ranges: dict[int, set[bytes]] = {}
     for key, value in maps.items(name):
         service = frontend_codec.source_range_of(key)[0]
@@ -203,10 +204,10 @@ def _attach_ranges(
 
 def _count(shadow: Shadow, family: Family, rows: FrontendEntries, slots: int) -> None:
     for name, number in (
-        (family.map("service"), slots),
-        (family.map("reverse_nat"), int(bool(rows.reverse))),
+        (family_map(family, "service"), slots),
+        (family_map(family, "reverse_nat"), int(bool(rows.reverse))),
         ("lb_affinity_match", len(rows.affinity)),
-        (family.map("source_range"), len(rows.ranges)),
-        (family.map("maglev"), int(rows.has_table)),
+        (family_map(family, "source_range"), len(rows.ranges)),
+        (family_map(family, "maglev"), int(rows.has_table)),
     ):
         shadow.count(name, number)

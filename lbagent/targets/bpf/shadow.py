@@ -16,6 +16,7 @@ from msgspec import Struct
 from lbagent.maps import backend_codec, frontend_codec, prefilter
 from lbagent.maps.frontend_codec import FrontendEntries
 from lbagent.maps.layout import BACKEND, PATH, is_zero
+from lbagent.maps.map_names import family_map
 from lbagent.maps.specs import Sizes, map_specs
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
@@ -58,7 +59,10 @@ def map_entries(entry: ShadowFrontend) -> FrontendEntries:
 
 
 Limited = tuple[int, int, int]  # slots, affinity matches, source ranges: what frontends can be short of
-LIMITED_MAPS = {family: (family.map("service"), "lb_affinity_match", family.map("source_range")) for family in Family}
+LIMITED_MAPS = {
+    family: (family_map(family, "service"), "lb_affinity_match", family_map(family, "source_range"))
+    for family in Family
+}
 
 
 def limited_counts(entry: ShadowFrontend) -> Limited:
@@ -82,17 +86,17 @@ def entry_counts(family: Family, entry: ShadowFrontend | None) -> dict[str, int]
         entry.session_affinity or entry.source_ranges or entry.algorithm is Algorithm.MAGLEV
     ):
         return {
-            family.map("service"): frontend_codec.entry_count(entry),
-            family.map("reverse_nat"): int(bool(entry.id)),
+            family_map(family, "service"): frontend_codec.entry_count(entry),
+            family_map(family, "reverse_nat"): int(bool(entry.id)),
         }
     entries = map_entries(entry)
     counts = Counter(
         {
-            family.map("service"): len(entries.slots),
-            family.map("reverse_nat"): int(bool(entries.reverse)),
+            family_map(family, "service"): len(entries.slots),
+            family_map(family, "reverse_nat"): int(bool(entries.reverse)),
             "lb_affinity_match": len(entries.affinity),
-            family.map("source_range"): len(entries.ranges),
-            family.map("maglev"): int(entries.has_table),
+            family_map(family, "source_range"): len(entries.ranges),
+            family_map(family, "maglev"): int(entries.has_table),
         }
     )
     counts.update(name for name, _ in strays_of(entry))
@@ -232,12 +236,12 @@ class Shadow:
         count = len(values) // rows.record
         had = count - sum(map(rows.is_clear, range(first, first + count))) if first < rows.end else 0
         rows.set(first, values)
-        self.count(family.map("backend"), count - had)
+        self.count(family_map(family, "backend"), count - had)
 
     def delete_row(self, family: Family, ident: int) -> None:
         """Note that a backend row was deleted."""
         rows = self.backend_rows[family]
-        self.count(family.map("backend"), int(rows.is_clear(ident)) - 1)
+        self.count(family_map(family, "backend"), int(rows.is_clear(ident)) - 1)
         rows.clear(ident)
 
     def set_paths(self, family: Family, first: int, records: bytes) -> None:

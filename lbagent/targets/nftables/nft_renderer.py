@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from lbagent.targets.data_plane import Feature
 
@@ -10,9 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lbagent.config import Config
+    from lbagent.config.renderer_words import RendererSettings
+    from lbagent.model.state import State
     from lbagent.targets.data_plane import DataPlane
 
 NAME = "nftables"
+TEXT_FORMS = ("nft", "json")  # of `text_of`
 FEATURES = frozenset(
     {
         Feature.AFFINITY,
@@ -26,12 +32,27 @@ FEATURES = frozenset(
 )
 
 
-def make(config: Config, settings: str) -> DataPlane:
-    """Return the data plane, not opened yet; `settings`: `table=NAME,priority=N,family=ipv4|ipv6`. Raises ConfigError."""
+def make(config: Config, settings: RendererSettings) -> DataPlane:
+    """Return the data plane, not opened yet; its settings are `table` and `priority`. Raises ConfigError."""
     from lbagent.targets.nftables.nft_plane import NftPlane
-    from lbagent.targets.nftables.nft_settings import parsed
 
-    return NftPlane(config, parsed(settings), FEATURES)
+    family = {"family": f"ipv{settings.family.digit}"} if settings.family is not None else {}
+    return NftPlane(config, settings.settings | family, FEATURES)
+
+
+def text_of(config: Config, settings: RendererSettings, state: State, form: str) -> str:
+    """Return the table of a State as text: `form` nft is for `nft -f`, json is libnftables' JSON. Raises ConfigError."""
+    from lbagent.targets.nftables.nft_settings import table_settings
+    from lbagent.targets.nftables.nft_text import ruleset_json, ruleset_text
+    from lbagent.targets.nftables.node_place import NodePlace
+    from lbagent.targets.nftables.rule_set import RuleSet
+
+    family = {"family": f"ipv{settings.family.digit}"} if settings.family is not None else {}
+    table = replace(table_settings(settings.settings | family, config), as_text=form == "nft")
+    rules = RuleSet(table, NodePlace(config.name_of_node, config.pod_device).is_local)
+    for name, rows in state.by_name.items():
+        rules.update(name, rows)
+    return ruleset_text(rules) if form == "nft" else json.dumps(ruleset_json(rules), indent=1) + "\n"
 
 
 def remove(config: Config, before: Callable[[], None]) -> list[str]:

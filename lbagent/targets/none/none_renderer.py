@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lbagent.config import Config
+from lbagent.config.renderer_words import RendererSettings
 from lbagent.targets.data_plane import DataPlane, Feature
 from lbagent.targets.plain_plane import PlainPlane
 
@@ -17,7 +18,7 @@ class NonePlane(PlainPlane):
     features = FEATURES
 
 
-def make(config: Config, settings: str) -> DataPlane:
+def make(config: Config, settings: RendererSettings) -> DataPlane:
     """Return the data plane. It has no settings."""
     del settings
     return NonePlane(config)

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from lbagent.maps.lbmaps import LBMaps, PathInfo
+from lbagent.maps.lbmaps import LBMaps
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.ids import IdAllocator, IdAssigner
+from lbagent.model.path_info import PathInfo
 from lbagent.model.service import CIDR, SVC, Algorithm
 from lbagent.model.state import State
 from lbagent.targets.bpf.apply import Applied, apply

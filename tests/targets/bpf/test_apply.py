@@ -11,12 +11,12 @@ from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
 from lbagent.maps.layout import U32, PathFlag
-from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.ids import IdAllocator
+from lbagent.model.path_info import PathInfo
 from lbagent.model.service import CIDR, Algorithm
 from lbagent.targets.bpf import capacity, plan
 from lbagent.targets.bpf.apply import apply

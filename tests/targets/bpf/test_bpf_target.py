@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from lbagent.errors import KernelError
 from lbagent.maps.consistency import check
 from lbagent.maps.layout import LB4_PATH
-from lbagent.maps.lbmaps import PathInfo, map_full
+from lbagent.maps.lbmaps import map_full
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
+from lbagent.model.path_info import PathInfo
 from lbagent.model.state import State
 from lbagent.sync import backoff, failures
 from lbagent.sync.target_protocol import Desired, Provenance, SnapshotTarget

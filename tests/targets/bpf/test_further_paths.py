@@ -9,11 +9,13 @@ import pytest
 from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.consistency import check
 from lbagent.maps.layout import PathFlag
-from lbagent.maps.lbmaps import PathInfo, backend_counter
+from lbagent.maps.lbmaps import backend_counter
+from lbagent.maps.map_names import family_map
 from lbagent.model.backend import Backend
 from lbagent.model.family import Family
 from lbagent.model.further_sources import FurtherAddress, further_stride
 from lbagent.model.ids import BACKEND_ID_LIMIT, IdsExhausted
+from lbagent.model.path_info import PathInfo
 from lbagent.targets.bpf.apply import Applied, apply
 from lbagent.targets.bpf.drift import path_drift
 from lbagent.targets.bpf.further_paths import ids_of, of_backends
@@ -61,7 +63,7 @@ def repath(node: Node, *further: FurtherAddress) -> Applied:
 def record(node: Node, ident: int, family: Family = Family.IPV4) -> backend_codec.PathRecord:
     """Return a record as the map has it."""
     size = 16 if family is Family.IPV4 else 64
-    with node.maps.window(family.map("path"), ident * size, size) as view:
+    with node.maps.window(family_map(family, "path"), ident * size, size) as view:
         return backend_codec.path_of(bytes(view))
 
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from lbagent.maps import prefilter
 from lbagent.maps.consistency import check
 from lbagent.maps.layout import LB4_PATH
-from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
+from lbagent.model.path_info import PathInfo
 from lbagent.objects.records import EndpointSlice
 from lbagent.targets.bpf.bpf_target import BpfTarget
 from tests.sync.rig import SMALL, FixedPaths, ListSource, endpoints, make_loop, running, service

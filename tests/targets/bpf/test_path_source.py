@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from lbagent.maps import backend_codec
-from lbagent.maps.lbmaps import PathInfo
+from lbagent.maps.map_names import family_map
 from lbagent.model.backend import Backend
 from lbagent.model.further_sources import FurtherAddress
+from lbagent.model.path_info import PathInfo
 from lbagent.targets.bpf.apply import apply
 from lbagent.targets.bpf.drift import path_drift
 from lbagent.targets.bpf.plan import plan, plan_paths
@@ -55,7 +56,7 @@ def source(node: Node, item: Backend) -> bytes:
     ident, family = node.book.backend_ids.get(item.address), item.address.family
     assert ident is not None
     size = node.shadow.paths[family].record
-    with node.maps.window(family.map("path"), ident * size, size) as view:
+    with node.maps.window(family_map(family, "path"), ident * size, size) as view:
         return backend_codec.path_of(bytes(view)).snat
 
 

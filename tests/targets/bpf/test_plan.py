@@ -6,8 +6,9 @@ from msgspec.structs import replace
 from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.consistency import check
 from lbagent.maps.layout import LB_COUNTER
-from lbagent.maps.lbmaps import PathInfo, backend_counter, service_counter
+from lbagent.maps.lbmaps import backend_counter, service_counter
 from lbagent.model.address import L3n4Addr
+from lbagent.model.path_info import PathInfo
 from lbagent.model.service import CIDR, Algorithm
 from lbagent.targets.bpf.apply import apply
 from lbagent.targets.bpf.plan import differences, plan, plan_paths

@@ -11,9 +11,11 @@ from lbagent.errors import KernelError
 from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.consistency import check
 from lbagent.maps.layout import LB_COUNTER
-from lbagent.maps.lbmaps import PathInfo, backend_counter
+from lbagent.maps.lbmaps import backend_counter
+from lbagent.maps.map_names import family_map
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.family import Family
+from lbagent.model.path_info import PathInfo
 from lbagent.targets.bpf.apply import apply
 from lbagent.targets.bpf.backends import each_backend
 from lbagent.targets.bpf.plan import plan, plan_paths
@@ -57,7 +59,7 @@ def record(node: Node, found) -> bytes:
 def state(node: Node, found) -> int:
     """Return the state in the row of a backend."""
     row = node.maps.get(
-        found.address.family.map("backend"), node.book.backend_ids.get(found.address).to_bytes(4, "little")
+        family_map(found.address.family, "backend"), node.book.backend_ids.get(found.address).to_bytes(4, "little")
     )
     return backend_codec.backend_of(row)[1]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from lbagent.config.device_names import is_name
 from lbagent.kernel.mounts import is_private
+from lbagent.maps.map_names import family_map
 from lbagent.maps.pins import pin_dir
 from lbagent.targets.bpf.checks.node_context import MissingDevice, ShortBackend
 from lbagent.targets.bpf.checks.snat_ports import short_in_state
@@ -100,7 +101,7 @@ class RunningContext:
         if self.config.serves_sockets_alone:
             return ()
         usage = self.plane.usage()
-        return [family for family in self.plane.follower.finder.forwards if usage[family.map("backend")][0]]
+        return [family for family in self.plane.follower.finder.forwards if usage[family_map(family, "backend")][0]]
 
     @property
     def devices(self) -> Sequence[str]:

@@ -12,6 +12,7 @@ from lbagent.maps.backend_codec import PathRecord
 from lbagent.maps.consistency import live_paths
 from lbagent.maps.layout import PATH, PathFlag
 from lbagent.maps.lbmaps import LBMaps
+from lbagent.maps.map_names import family_map
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.backend import Backend
 from lbagent.model.family import Family
@@ -57,7 +58,7 @@ def short_in_maps(maps: LBMaps, ports: int, has: Callable[[bytes], bool]) -> Ite
     """
     flows, stride = _live_flows(maps), further_stride(maps.sizes.backends)
     for family in Family:
-        found = live_paths(maps, family.map("path"), PATH[family].size)
+        found = live_paths(maps, family_map(family, "path"), PATH[family].size)
         records = {ident: backend_codec.path_of(raw) for ident, raw in found}
         for ident, first in records.items():
             if first.further or first.flags & PathFlag.LOCAL:

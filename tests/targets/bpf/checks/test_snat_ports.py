@@ -6,11 +6,11 @@ from types import SimpleNamespace as Some
 
 import pytest
 
-from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.address import parse_ip
 from lbagent.model.backend import Backend
 from lbagent.model.check import Level
 from lbagent.model.further_sources import FurtherAddress
+from lbagent.model.path_info import PathInfo
 from lbagent.targets.bpf.apply import apply
 from lbagent.targets.bpf.checks import snat_ports
 from lbagent.targets.bpf.checks.node_context import ShortBackend

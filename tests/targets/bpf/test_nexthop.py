@@ -8,9 +8,9 @@ import struct
 from msgspec.structs import replace
 
 from lbagent.maps.memory_maps import MemoryMaps
-from lbagent.net.device_table import stacked_devices, write_devices
-from lbagent.net.nexthop import CAPACITY, NextHopTable, outdated_hops
 from lbagent.net.snapshot import Link
+from lbagent.targets.bpf.device_table import stacked_devices, write_devices
+from lbagent.targets.bpf.nexthop import CAPACITY, NextHopTable, outdated_hops
 from tests.net.builders import CNI0, DOWN, ETH0, MAC, NEIGHBOURS, ROUTES, ip, network, route
 
 GW, PEER, GW6 = (ETH0, ip("10.0.0.254")), (ETH0, ip("10.0.0.7")), (ETH0, ip("fe80::1"))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from lbagent.announce.leader.lease_election import vip_lease
-from lbagent.announce.vip_map import FORMER_LEADER_MAP, MAP, NS, VipMap, read
 from lbagent.maps.layout import LB_VIP, LB_VIP_KEY
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.address import parse_ip
+from lbagent.targets.bpf.vip_map import FORMER_LEADER_MAP, MAP, NS, VipMap, read
 
 V4, V6 = parse_ip("10.0.0.9"), parse_ip("fd00::9")
 MAC, OTHER = b"\2\0\0\0\0\1", b"\2\0\0\0\0\2"

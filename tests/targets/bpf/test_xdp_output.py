@@ -7,7 +7,7 @@ import pytest
 
 from lbagent.kernel.features import XdpFeature
 from lbagent.net.snapshot import Link
-from lbagent.net.xdp_output import refusing_devices, way_by
+from lbagent.targets.bpf.xdp_output import refusing_devices, way_by
 from tests.net.builders import MAC, network
 
 BASIC, ALL = XdpFeature.BASIC | XdpFeature.REDIRECT, XdpFeature.BASIC | XdpFeature.REDIRECT | XdpFeature.NDO_XMIT

@@ -13,11 +13,11 @@ import socket
 import struct
 from collections.abc import Collection, Mapping
 
-from lbagent.announce.l2.frames import group_mac, solicited_node
-from lbagent.announce.leader.former_leaders import DeviceAddress
 from lbagent.mapped_address import mapped, unmapped
 from lbagent.maps.layout import LB_VIP, LB_VIP_KEY
 from lbagent.maps.lbmaps import LBMaps
+from lbagent.net.solicited_node import group_mac, solicited_node
+from lbagent.targets.data_plane import AddressResponder, DeviceAddress
 
 log = logging.getLogger(__name__)
 MAP, FORMER_LEADER_MAP = "lb_vip", "lb_former_leader"
@@ -27,7 +27,7 @@ NS = 1_000_000_000
 
 
 class VipMap:
-    """Owner of the entries of lb_vip, or of lb_former_leader: a MAC address by device and address."""
+    """Owner of the entries of lb_vip, or of lb_former_leader: the AddressEntries of targets/data_plane.py."""
 
     def __init__(self, maps: LBMaps, restart_grace_s: float, name: str = MAP) -> None:
         self._maps, self._name = maps, name
@@ -87,6 +87,11 @@ class VipMap:
     def _listen(self, places: Collection[DeviceAddress], *, leave: bool = False) -> None:
         for place in places if self._name == MAP else ():
             _listen(place, leave=leave)
+
+
+def responder(maps: LBMaps, restart_grace_s: float) -> AddressResponder:
+    """Return the entries of both maps."""
+    return AddressResponder(VipMap(maps, restart_grace_s), VipMap(maps, restart_grace_s, FORMER_LEADER_MAP))
 
 
 def read(maps: LBMaps, now: float = 0.0, name: str = MAP) -> dict[DeviceAddress, bytes]:

@@ -182,3 +182,17 @@ def outdated_hops(old: NodeNetwork, new: NodeNetwork, pod_devices: tuple[str, ..
             else:
                 out |= {hop for hop in old.neighbours if hop[0] == was.ifindex and contains(network, bits, hop[1])}
     return out
+
+
+def device_macs(maps: LBMaps) -> dict[int, bytes]:
+    """Return the MAC addresses of the devices of published next hops, by index."""
+    with maps.window(MAP, 0, layout.NEXTHOPS * RECORD.size) as view:
+        data = bytes(view)
+    out: dict[int, bytes] = {}
+    for at in range(RECORD.size, len(data), RECORD.size):
+        _, smac, ifindex = RECORD.unpack(data[at : at + RECORD.size])
+        assert isinstance(smac, bytes)
+        assert isinstance(ifindex, int)
+        if ifindex:
+            out[ifindex & ~layout.NEXTHOP_NO_XDP] = smac
+    return out
