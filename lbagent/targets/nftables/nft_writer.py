@@ -13,15 +13,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lbagent.errors import KernelError
 from lbagent.model.service import SVC, ServiceName
+from lbagent.render.renderer_types import Difference
 from lbagent.targets.nftables.backends_gone import BackendUse
 from lbagent.targets.nftables.chains import TableSettings
 from lbagent.targets.nftables.conntrack import Conntrack
-from lbagent.targets.nftables.findings import Finding, findings
+from lbagent.targets.nftables.findings import findings
 from lbagent.targets.nftables.map_specs import backend_value, frontend_key
 from lbagent.targets.nftables.nft_table import NftTable
 from lbagent.targets.nftables.node_place import NodePlace
 from lbagent.targets.nftables.removed_frontends import RemovedFrontends
-from lbagent.targets.nftables.rule_set import CHUNK_ELEMENTS, Difference, Elements, RuleSet, difference
+from lbagent.targets.nftables.rule_set import CHUNK_ELEMENTS, Elements, RuleSet, RuleSetDiff, difference
 
 log = logging.getLogger(__name__)
 Rows = Sequence[SVC]
@@ -101,7 +102,7 @@ class NftWriter:
             work.merge(self._take(name, services.get(name, ())))
             if len(work) >= CHUNK_ELEMENTS:
                 self._put(work)
-                work = Difference()
+                work = RuleSetDiff()
             if number % _BETWEEN_YIELDS == 0:
                 await asyncio.sleep(0)
         self._put(work)
@@ -112,12 +113,12 @@ class NftWriter:
         changed = [name for name in before if name not in services]
         return changed + [name for name, rows in services.items() if not _is_same(before.get(name, ()), rows)]
 
-    def _put(self, change: Difference) -> None:
+    def _put(self, change: RuleSetDiff) -> None:
         self._removed.refuse(change, time.monotonic())
         if change:
             self.transactions += self.table.write(change)
 
-    def _take(self, name: ServiceName, rows: Rows) -> Difference:
+    def _take(self, name: ServiceName, rows: Rows) -> RuleSetDiff:
         """Make a Service's rows the wanted ones."""
         old = self.rows.pop(name, ())
         if rows:
@@ -171,9 +172,9 @@ class NftWriter:
         self._is_synced = kept is None
         self.table.remember()
 
-    def _missing(self, found: Elements, wanted: Elements) -> Iterator[Difference]:
+    def _missing(self, found: Elements, wanted: Elements) -> Iterator[RuleSetDiff]:
         """Yield what is missing or differs: what Services share, then Service by Service, some at a time."""
-        out = Difference()
+        out = RuleSetDiff()
         for name in SHARED:
             for key, element in wanted[name].items():
                 out.change(name, key, found[name].get(key), element)
@@ -182,18 +183,18 @@ class NftWriter:
                 out.change(name, key, found[name].get(key), element)
             if len(out) >= CHUNK_ELEMENTS:
                 yield out
-                out = Difference()
+                out = RuleSetDiff()
         yield out
 
     # --- comparing ---
 
-    async def differences(self) -> list[Finding]:
+    async def differences(self) -> list[Difference]:
         """Return in what the table differs from what was written. Raises NotOurs, OSError."""
         async with self._busy:
             if not self.table.exists():
-                return [Finding("missing", f"table inet {self.table.name} is not there")]
+                return [Difference("missing", f"table inet {self.table.name} is not there")]
             chains = self.table.changed_chains()
-            found = [Finding("differs", f"the rules of chain {name} were changed") for name in chains]
+            found = [Difference("differs", f"the rules of chain {name} were changed") for name in chains]
             there = await asyncio.to_thread(self.table.read)
             return [*found, *findings(there, self._removed.added_to(self.rules.elements()))]
 

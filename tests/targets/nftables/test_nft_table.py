@@ -10,8 +10,8 @@ import pytest
 
 from lbagent.errors import KernelError
 from lbagent.model.service import CIDR, SVC, Algorithm, ServiceName, SVCType
+from lbagent.render import Difference
 from lbagent.targets.nftables.chains import TableSettings
-from lbagent.targets.nftables.findings import Finding
 from lbagent.targets.nftables.nft_table import NftTable, NotOurs, unavailable_reason
 from lbagent.targets.nftables.nft_text import difference_text, table_text
 from lbagent.targets.nftables.nft_writer import NftWriter
@@ -177,7 +177,7 @@ def write(writer: NftWriter, rows: Sequence[SVC], kept: frozenset[ServiceName] |
     asyncio.run(writer.write(services, kept))
 
 
-def differences(writer: NftWriter) -> list[Finding]:
+def differences(writer: NftWriter) -> list[Difference]:
     return asyncio.run(writer.differences())
 
 
