@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from lbagent.targets.data_plane import Feature
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from lbagent.config import Config
     from lbagent.config.renderer_words import RendererSettings
     from lbagent.model.state import State
+    from lbagent.render.service_renderer import ServiceRenderer
     from lbagent.targets.data_plane import DataPlane
 
 NAME = "nftables"
@@ -35,6 +36,13 @@ def make(config: Config, settings: RendererSettings) -> DataPlane:
     from lbagent.targets.nftables.nft_plane import NftPlane
 
     return NftPlane(config, _with_family(settings), FEATURES)
+
+
+def factory(settings: Mapping[str, str]) -> ServiceRenderer:
+    """Return the table behind the calls of the renderer API; settings `table`, `priority`, `family`. Raises ConfigError."""
+    from lbagent.targets.nftables.nft_service_renderer import NftServiceRenderer
+
+    return NftServiceRenderer(settings, FEATURES)
 
 
 def text_of(config: Config, settings: RendererSettings, state: State, form: str) -> str:

@@ -196,7 +196,11 @@ class NftWriter:
             chains = self.table.changed_chains()
             found = [Difference("differs", f"the rules of chain {name} were changed") for name in chains]
             there = await asyncio.to_thread(self.table.read)
-            return [*found, *findings(there, self._removed.added_to(self.rules.elements()))]
+            return [*found, *findings(there, self.with_refused(self.rules.elements()))]
+
+    def with_refused(self, elements: Elements) -> Elements:
+        """Return wanted elements with those of removed frontends that are refused for a while."""
+        return self._removed.added_to(elements)
 
     async def is_touched(self) -> bool:
         """Return whether any program has changed any table since the last write. Raises OSError."""

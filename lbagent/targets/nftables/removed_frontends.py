@@ -55,5 +55,5 @@ class RemovedFrontends:
     def added_to(self, elements: Elements) -> Elements:
         """Return the elements with those that refuse."""
         for (name, key), (element, _) in self._until.items():
-            elements[name][key] = element
+            elements[name].setdefault(key, element)
         return elements
