@@ -11,6 +11,7 @@ import errno
 import os
 import socket
 import struct
+import threading
 from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
@@ -69,6 +70,7 @@ class Conntrack:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)
         self._socket.bind((0, 0))
         self._socket.settimeout(_TIMEOUT_S)
+        self._lock = threading.Lock()  # one request at a time, from whichever thread
         self._sequence = 0
         self.deleted: Counter[L4Type] = Counter()
         self.errors = 0
@@ -114,7 +116,7 @@ class Conntrack:
 
     def _delete(self, found: Connection) -> bool:
         try:
-            list(self._ask(_DELETE, _REQUEST | _ACK, found.backend.family, found.name))
+            self._ask(_DELETE, _REQUEST | _ACK, found.backend.family, found.name)
         except OSError as error:
             if error.errno != errno.ENOENT:
                 self.errors += 1
@@ -122,7 +124,11 @@ class Conntrack:
         self.deleted[found.backend.protocol] += 1
         return True
 
-    def _ask(self, kind: int, flags: int, family: Family, body: bytes) -> Iterator[bytes]:
+    def _ask(self, kind: int, flags: int, family: Family, body: bytes) -> list[bytes]:
+        with self._lock:
+            return list(self._answers(kind, flags, family, body))
+
+    def _answers(self, kind: int, flags: int, family: Family, body: bytes) -> Iterator[bytes]:
         self._sequence += 1
         mine = self._sequence
         content = _HEADER.pack(_FAMILY[family], 0, 0) + body

@@ -10,6 +10,7 @@ import errno
 import os
 import socket
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -223,6 +224,7 @@ class NfTables:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
         self._socket.bind((0, 0))
         self._socket.settimeout(_TIMEOUT_S)
+        self._lock = threading.Lock()  # one request at a time, from whichever thread
         self._sequence = 0
         self._send_bytes = 0
 
@@ -232,8 +234,11 @@ class NfTables:
 
     def transact(self, messages: Sequence[Message]) -> None:
         """Put messages in force, all or none. Raises KernelError, which names the object of the first error."""
-        if not messages:
-            return
+        if messages:
+            with self._lock:
+                self._transact(messages)
+
+    def _transact(self, messages: Sequence[Message]) -> None:
         begin = self._sequence + 1
         parts = [_packed(_BATCH_BEGIN, _REQUEST, begin, _HEADER.pack(_UNSPECIFIED, 0, SUBSYSTEM))]
         for number, message in enumerate(messages, begin + 1):
@@ -289,8 +294,12 @@ class NfTables:
         finally:
             self._socket.settimeout(_TIMEOUT_S)
 
-    def _ask(self, kind: int, flags: int, body: bytes) -> Iterator[bytes]:
-        """Yield the attributes of each answer. Raises OSError; EINTR: another transaction came in between."""
+    def _ask(self, kind: int, flags: int, body: bytes) -> list[bytes]:
+        """Return the attributes of each answer. Raises OSError; EINTR: another transaction came in between."""
+        with self._lock:
+            return list(self._answers(kind, flags, body))
+
+    def _answers(self, kind: int, flags: int, body: bytes) -> Iterator[bytes]:
         self._sequence += 1
         mine = self._sequence
         self._send(_packed(SUBSYSTEM << 8 | kind, _REQUEST | flags, mine, _HEADER.pack(_INET, 0, 0) + body))
@@ -312,7 +321,7 @@ class NfTables:
     def _dump(self, kind: int, body: bytes) -> list[bytes]:
         for _ in range(_TRIES):
             try:
-                return list(self._ask(kind, _DUMP, body))
+                return self._ask(kind, _DUMP, body)
             except OSError as error:
                 if error.errno != errno.EINTR:
                     raise

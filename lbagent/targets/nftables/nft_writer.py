@@ -83,15 +83,13 @@ class NftWriter:
         Raises NotOurs, KernelError, OSError: the next write compares everything.
         """
         async with self._busy:
-            try:
-                if self._is_synced and kept is None:
-                    await self._write_changes(services)
-                else:
-                    await self._write_all(services, kept)
-                self._generation = self.table.generation()
-            except (KernelError, OSError):
-                self._is_synced = False
-                raise
+            was_synced, self._is_synced = self._is_synced, False  # until the end: what breaks off is compared
+            if was_synced and kept is None:
+                await self._write_changes(services)
+            else:
+                await self._write_all(services, kept)
+            self._generation = self.table.generation()
+            self._is_synced = kept is None
         self._report_unsupported()
         await self._end_connections()
 
@@ -169,7 +167,6 @@ class NftWriter:
 
     def _finish(self, kept: frozenset[ServiceName] | None) -> None:
         self.kept = 0 if kept is None else self.kept
-        self._is_synced = kept is None
         self.table.remember()
 
     def _missing(self, found: Elements, wanted: Elements) -> Iterator[RuleSetDiff]:
