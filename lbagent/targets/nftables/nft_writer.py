@@ -44,7 +44,7 @@ class NftWriter:
         self.kept = 0  # frontends of an earlier agent that stay because a source is not complete
         self._busy = asyncio.Lock()  # one use of the table at a time
         self._generation = -1  # of all tables, after the last write
-        self._is_synced = False
+        self._is_synced = self._must_compare = False
         self._is_moved = False  # the rules of all Services are made again
         self._removed = RemovedFrontends()
         self._use = BackendUse()
@@ -56,19 +56,14 @@ class NftWriter:
         self.table.close()
         self.conntrack.close()
 
-    @property
-    def is_synced(self) -> bool:
-        """Whether the table is, as far as is known, what was written."""
-        return self._is_synced
-
     def lose_sync(self) -> None:
         """Compare everything at the next write."""
-        self._is_synced = False
+        self._must_compare = True
 
     def move(self, place: NodePlace) -> None:
         """Take another place: each backend is looked at again."""
         self.place = place
-        self._is_moved, self._is_synced = True, False
+        self._is_moved = self._must_compare = True
 
     def reconfigure(self, settings: TableSettings) -> None:
         """Take other settings."""
@@ -83,10 +78,11 @@ class NftWriter:
         Raises NotOurs, KernelError, OSError: the next write compares everything.
         """
         async with self._busy:
-            was_synced, self._is_synced = self._is_synced, False  # until the end: what breaks off is compared
-            if was_synced and kept is None:
+            was_synced, self._is_synced = self._is_synced and not self._must_compare, False
+            if was_synced and kept is None:  # what breaks off is compared the next time
                 await self._write_changes(services)
             else:
+                self._must_compare = False
                 await self._write_all(services, kept)
             self._generation = self.table.generation()
             self._is_synced = kept is None
