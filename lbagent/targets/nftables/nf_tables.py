@@ -182,7 +182,8 @@ def _comment(words: str) -> bytes:
     return _tlv(0, words.encode() + b"\0")
 
 
-def _read_comment(data: bytes) -> str:
+def read_comment(data: bytes) -> str:
+    """Return the comment in what nft keeps of a table or an element; '' where there is none."""
     return read_text(data[2 : 2 + data[1]]) if len(data) > 2 and not data[0] else ""
 
 
@@ -337,7 +338,7 @@ class NfTables:
             if error.errno == errno.ENOENT:
                 return None
             raise
-        return _read_comment(attributes_of(found).get(6, b""))
+        return read_comment(attributes_of(found).get(6, b""))
 
     def generation(self) -> int:
         """Return the number of the last transaction in this network namespace. Raises OSError."""
@@ -351,7 +352,7 @@ class NfTables:
             for kind, value in read_attributes(message):
                 if kind == 3:
                     for _, item in read_attributes(value):
-                        key, element = _read_element(item)
+                        key, element = read_element(item)
                         out[key] = element
         return out
 
@@ -393,7 +394,8 @@ def hook_of(chain: Chain) -> tuple[int, int]:
     return _HOOKS[chain.hook], chain.priority
 
 
-def _read_element(item: bytes) -> tuple[bytes, Element]:
+def read_element(item: bytes) -> tuple[bytes, Element]:
+    """Return the key and the element of the attributes of one."""
     parts = attributes_of(item)
     key = attributes_of(parts[1]).get(1, b"")
     if 10 in parts:
@@ -407,7 +409,7 @@ def _read_element(item: bytes) -> tuple[bytes, Element]:
             value = f"{word} {read_text(verdict[2])}" if 2 in verdict else word
         else:
             value = data.get(1)
-    return key, Element(value, _read_comment(parts.get(6, b"")))
+    return key, Element(value, read_comment(parts.get(6, b"")))
 
 
 def _packed(kind: int, flags: int, sequence: int, body: bytes) -> bytes:

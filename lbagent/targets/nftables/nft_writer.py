@@ -22,7 +22,7 @@ from lbagent.targets.nftables.map_specs import backend_value, frontend_key
 from lbagent.targets.nftables.nft_table import NftTable
 from lbagent.targets.nftables.node_place import NodePlace
 from lbagent.targets.nftables.removed_frontends import RemovedFrontends
-from lbagent.targets.nftables.rule_set import CHUNK_ELEMENTS, Elements, RuleSet, RuleSetDiff, difference
+from lbagent.targets.nftables.rule_set import CHUNK_ELEMENTS, Elements, RuleSet, RuleSetDiff, compare
 
 log = logging.getLogger(__name__)
 Rows = Sequence[SVC]
@@ -153,7 +153,7 @@ class NftWriter:
         for chunk in self._missing(found, elements):
             self._put(chunk)
             await asyncio.sleep(0)
-        rest = difference(await asyncio.to_thread(self.table.read), elements)
+        rest = compare(await asyncio.to_thread(self.table.read), elements)
         rest.gone_chains = self.table.other_chains(chains)
         if kept is not None:
             self.kept = sum(len(gone) for name, gone in rest.deleted.items() if name.startswith("frontends"))

@@ -198,7 +198,7 @@ def _local_keys(address: bytes) -> Iterator[tuple[str, bytes]]:
     yield f"hairpin{digit}", address + address
 
 
-def difference(old: Mapping[str, Mapping[bytes, Element]], new: Mapping[str, Mapping[bytes, Element]]) -> RuleSetDiff:
+def compare(old: Mapping[str, Mapping[bytes, Element]], new: Mapping[str, Mapping[bytes, Element]]) -> RuleSetDiff:
     """Return what makes one set of elements of the other; a dynamic map is left to the packets."""
     out = RuleSetDiff()
     for name, spec in MAPS.items():

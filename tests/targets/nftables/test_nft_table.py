@@ -16,7 +16,7 @@ from lbagent.targets.nftables.nft_table import NftTable, NotOurs, unavailable_re
 from lbagent.targets.nftables.nft_text import difference_text, table_text
 from lbagent.targets.nftables.nft_writer import NftWriter
 from lbagent.targets.nftables.node_place import NodePlace
-from lbagent.targets.nftables.rule_set import RuleSet, difference
+from lbagent.targets.nftables.rule_set import RuleSet, compare
 from tests.lab.netns import Namespace
 from tests.targets.nftables.made import WEB, row, rule_set, wildcard
 
@@ -202,7 +202,7 @@ def test_a_start_takes_over_what_is_there(writer: NftWriter, table: NftTable, sp
     write(writer, ROWS)
     assert table.other_chains(writer.rules.chains()) == []
     assert differences(writer) == []
-    (gone,) = difference(writer.rules.elements(), table.read()).added["frontends4"].values()
+    (gone,) = compare(writer.rules.elements(), table.read()).added["frontends4"].values()
     assert gone.value == "goto refused"  # for a while
 
 
@@ -230,7 +230,7 @@ def test_a_change_writes_the_difference_alone(writer: NftWriter, table: NftTable
     before = table.read()
     write(writer, [*ROWS, row("10.96.0.50:80", "10.0.0.2:8080", name=OTHER)])
     after = table.read()
-    assert len(difference(before, after)) == 2  # a slot's old and new backend
+    assert len(compare(before, after)) == 2  # a slot's old and new backend
     assert differences(writer) == []
 
 
@@ -239,7 +239,7 @@ def test_a_removed_frontend_is_refused_and_then_gone(
 ) -> None:
     write(writer, [*ROWS, OTHER_ROW])
     write(writer, ROWS)
-    (refused,) = difference(writer.rules.elements(), table.read()).added["frontends4"].values()
+    (refused,) = compare(writer.rules.elements(), table.read()).added["frontends4"].values()
     assert refused.value == "goto refused"
     assert differences(writer) == []
     assert writer.due() is not None

@@ -13,7 +13,7 @@ from lbagent.model.family import Family
 from lbagent.model.service import CIDR, SVC, Algorithm, ServiceName, SVCType
 from lbagent.targets.nftables.chains import TableSettings
 from lbagent.targets.nftables.map_specs import MAPS
-from lbagent.targets.nftables.rule_set import Elements, RuleSet, RuleSetDiff, apply, difference, in_chunks
+from lbagent.targets.nftables.rule_set import Elements, RuleSet, RuleSetDiff, apply, compare, in_chunks
 from tests.targets.nftables.made import WEB, row, rule_set
 
 NAMES = [ServiceName("default", name) for name in ("a", "b", "c", "d")]
@@ -85,8 +85,8 @@ def test_comparing_two_rule_sets_gives_the_same_difference(
     one: Sequence[Sequence[SVC]], two: Sequence[Sequence[SVC]]
 ) -> None:
     before, after = made(one).elements(), made(two).elements()
-    assert apply(before, difference(before, after)) == after
-    assert not difference(after, after)
+    assert apply(before, compare(before, after)) == after
+    assert not compare(after, after)
 
 
 @given(states)
