@@ -65,6 +65,7 @@ class TableSettings(Struct, frozen=True, kw_only=True):
     masquerade_all: bool = False
     external_clusterip: bool = True
     reject_rate: int = 1000
+    with_device_set: bool = False  # devices of pods are given by name, also without a pattern
     families: frozenset[Family] = frozenset(Family)  # whose frontends are served
     # As text: nft 1.0.6 ends with a failed assertion where a rule notes IPv6 addresses in a map. A hash of the client's address
     # then stands in for affinity, which holds as long as the set of backends does.
@@ -154,7 +155,7 @@ def base_chains(settings: TableSettings) -> Mapping[str, Chain]:
         outside = "outside"
         chains[outside] = Chain((*_cluster_ips(verdict(DROPPED)), rule(goto("services"))))
     pods = [came_in_by(pattern) for pattern in settings.pod_devices if is_plain_pattern(pattern)]
-    if len(pods) < len(settings.pod_devices):
+    if settings.with_device_set or len(pods) < len(settings.pod_devices):
         pods.append(is_in((input_device(),), "pod_devices"))
     for family in Family:
         chains[f"sticky{family.digit}"] = Chain(tuple(_original(family, f"sticky{family.digit}")))

@@ -11,6 +11,7 @@ import errno
 import os
 import socket
 import struct
+import threading
 from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
@@ -33,6 +34,12 @@ _TUPLE_IP, _TUPLE_PROTO = 1, 2
 _SOURCE = {Family.IPV4: 1, Family.IPV6: 3}
 _DESTINATION = {Family.IPV4: 2, Family.IPV6: 4}
 _PROTO_NUMBER, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 3
+_PROTOINFO, _PROTOINFO_TCP, _TCP_STATE = 4, 1, 1
+_TCP_STATES = (
+    "none", "syn_sent", "syn_recv", "established", "fin_wait", "close_wait", "last_ack", "time_wait", "close", "syn_sent2",
+)  # fmt: skip
+_ENDED = frozenset({"time_wait", "close"})
+_SEEN_REPLY = 0x02  # IPS_SEEN_REPLY
 _DST_NAT = 0x20  # IPS_DST_NAT
 _BY_BACKEND = 1 << 0 | 1 << 3 | 1 << 4  # CTA_FILTER_FLAG: source address, protocol, source port
 _FILTERED = 16  # backends for which the kernel selects, one after the other
@@ -41,11 +48,19 @@ _TIMEOUT_S = 30.0
 
 
 class Connection(NamedTuple):
-    """A connection that was translated: what its client sent to, who answers, and how the kernel names it."""
+    """A connection that was translated: client, what it sent to, who answers, and how the kernel names it."""
 
+    client: L3n4Addr
     frontend: L3n4Addr
     backend: L3n4Addr
+    state: str  # of TCP the kernel's word, else `unreplied` or `established`
+    snat_port: int  # 0: the client's address and port are kept
     name: bytes
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is more than the memory of a connection that has ended."""
+        return self.state not in _ENDED
 
 
 class Conntrack:
@@ -55,6 +70,7 @@ class Conntrack:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)
         self._socket.bind((0, 0))
         self._socket.settimeout(_TIMEOUT_S)
+        self._lock = threading.Lock()  # one request at a time, from whichever thread
         self._sequence = 0
         self.deleted: Counter[L4Type] = Counter()
         self.errors = 0
@@ -74,10 +90,6 @@ class Conntrack:
             if None in frontends or found.frontend in frontends:
                 count += self._delete(found)
         return count
-
-    def count(self) -> Counter[L4Type]:
-        """Return how many translated connections there are, by protocol. Raises OSError."""
-        return Counter(found.backend.protocol for family in Family for found in self._dump(family, b""))
 
     def connections(self) -> Iterator[Connection]:
         """Yield the translated connections. Raises OSError."""
@@ -104,7 +116,7 @@ class Conntrack:
 
     def _delete(self, found: Connection) -> bool:
         try:
-            list(self._ask(_DELETE, _REQUEST | _ACK, found.backend.family, found.name))
+            self._ask(_DELETE, _REQUEST | _ACK, found.backend.family, found.name)
         except OSError as error:
             if error.errno != errno.ENOENT:
                 self.errors += 1
@@ -112,7 +124,11 @@ class Conntrack:
         self.deleted[found.backend.protocol] += 1
         return True
 
-    def _ask(self, kind: int, flags: int, family: Family, body: bytes) -> Iterator[bytes]:
+    def _ask(self, kind: int, flags: int, family: Family, body: bytes) -> list[bytes]:
+        with self._lock:
+            return list(self._answers(kind, flags, family, body))
+
+    def _answers(self, kind: int, flags: int, family: Family, body: bytes) -> Iterator[bytes]:
         self._sequence += 1
         mine = self._sequence
         content = _HEADER.pack(_FAMILY[family], 0, 0) + body
@@ -159,13 +175,29 @@ def _read(family: Family, answer: bytes) -> Connection | None:
     kind = L4Type.from_number(there.get(_PROTO_NUMBER, b"\0")[0])
     if kind is L4Type.NONE or _DESTINATION_PORT not in there or _SOURCE_PORT not in back:
         return None
-    to = attributes_of(original[_TUPLE_IP])[_DESTINATION[family]]
-    by = attributes_of(reply[_TUPLE_IP])[_SOURCE[family]]
+    out, home = attributes_of(original[_TUPLE_IP]), attributes_of(reply[_TUPLE_IP])
+    client = L3n4Addr(out[_SOURCE[family]], _port(there, _SOURCE_PORT), kind)
+    seen = home[_DESTINATION[family]], _port(back, _DESTINATION_PORT)
     name = attribute(_TUPLE_ORIG | 0x8000, parts[_TUPLE_ORIG]) + u32(_ID, read_u32(parts[_ID]))
     if _ZONE in parts:
         name += attribute(_ZONE, parts[_ZONE])
     return Connection(
-        L3n4Addr(to, int.from_bytes(there[_DESTINATION_PORT], "big"), kind),
-        L3n4Addr(by, int.from_bytes(back[_SOURCE_PORT], "big"), kind),
+        client,
+        L3n4Addr(out[_DESTINATION[family]], _port(there, _DESTINATION_PORT), kind),
+        L3n4Addr(home[_SOURCE[family]], _port(back, _SOURCE_PORT), kind),
+        _state(kind, parts),
+        0 if seen == (client.address, client.port) else seen[1],
         name,
     )
+
+
+def _port(parts: dict[int, bytes], kind: int) -> int:
+    return int.from_bytes(parts.get(kind, b""), "big")
+
+
+def _state(kind: L4Type, parts: dict[int, bytes]) -> str:
+    if kind is L4Type.TCP:
+        tcp = attributes_of(attributes_of(parts.get(_PROTOINFO, b"")).get(_PROTOINFO_TCP, b""))
+        number = tcp.get(_TCP_STATE, b"\0")[0]
+        return _TCP_STATES[number] if number < len(_TCP_STATES) else str(number)
+    return "established" if read_u32(parts[_STATUS]) & _SEEN_REPLY else "unreplied"

@@ -1,31 +1,19 @@
-"""In what the table differs from what was written: one finding for each element, which names the Service and the frontend. Pure."""
+"""In what the table differs from what was written: one for each element, which names the Service and the frontend. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-
-from msgspec import Struct
+from typing import Literal
 
 from lbagent.model.address import L3n4Addr, L4Type
+from lbagent.render.renderer_types import Difference
 from lbagent.targets.nftables.map_specs import MAPS, PORT, PROTOCOL, Element, MapSpec
 from lbagent.targets.nftables.rule_set import Elements
 
-
-class Finding(Struct, frozen=True):
-    """One difference. `kind`: missing, stale or differs; service and frontend are None for what belongs to none."""
-
-    kind: str
-    detail: str
-    service: str | None = None
-    frontend: str | None = None
-
-    def __str__(self) -> str:
-        """Return `NAMESPACE/NAME FRONTEND: KIND: DETAIL`."""
-        subject = " ".join(part for part in (self.service, self.frontend) if part)
-        return ": ".join(part for part in (subject, self.kind, self.detail) if part)
+Kind = Literal["missing", "stale", "differs"]
 
 
-def findings(found: Elements, wanted: Elements) -> Iterator[Finding]:
+def findings(found: Elements, wanted: Elements) -> Iterator[Difference]:
     """Yield what differs between the elements that are there and those that are wanted."""
     for name, spec in MAPS.items():
         if not spec.dynamic:
@@ -34,7 +22,7 @@ def findings(found: Elements, wanted: Elements) -> Iterator[Finding]:
 
 def _of_map(
     spec: MapSpec, found: Mapping[bytes, Element], wanted: Mapping[bytes, Element], owners: _Owners
-) -> Iterator[Finding]:
+) -> Iterator[Difference]:
     for key, element in wanted.items():
         there = found.get(key)
         if there == element:
@@ -55,15 +43,15 @@ class _Owners:
     def __init__(self, found: Elements, wanted: Elements) -> None:
         self._maps = (wanted, found)
 
-    def finding(self, kind: str, detail: str, spec: MapSpec, key: bytes) -> Finding:
+    def finding(self, kind: Kind, detail: str, spec: MapSpec, key: bytes) -> Difference:
         if PROTOCOL not in spec.key or PORT not in spec.key:
-            return Finding(kind, detail)
+            return Difference(kind, detail)
         parts = dict(spec.split(key))
         width = spec.family.address_bytes + 8
         protocol = L4Type.from_number(parts[PROTOCOL][0])
         frontend = L3n4Addr(key[: spec.family.address_bytes], int.from_bytes(parts[PORT], "big"), protocol)
         comment = self._comment(spec.family.digit, key[:width])
-        return Finding(kind, detail, comment.split(" ")[0] or None, frontend.with_protocol())
+        return Difference(kind, detail, comment.split(" ")[0] or None, frontend.with_protocol())
 
     def _comment(self, digit: str, key: bytes) -> str:
         for maps in self._maps:

@@ -98,6 +98,12 @@ class MapSpec(NamedTuple):
             yield field, key[at : at + field.size(self.family)]
             at += field.width(self.family)
 
+    def order(self, key: bytes) -> bytes:
+        """Return what sorts keys: by numbers, also where a slot is in the machine's order."""
+        if self.has_slot and sys.byteorder == "little":
+            return key[:-WORD] + key[: -WORD - 1 : -1]
+        return key
+
     def key_words(self, key: bytes) -> list[str]:
         """Return the fields of a key as nft writes them."""
         first = [_text(field, part) for field, part in self.split(key)]

@@ -10,6 +10,7 @@ import errno
 import os
 import socket
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ NETLINK_NETFILTER = 12
 SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
 NEW_TABLE, GET_TABLE, DEL_TABLE, NEW_CHAIN, GET_CHAIN, DEL_CHAIN, NEW_RULE, GET_RULE, DEL_RULE = range(9)
 NEW_SET, GET_SET, DEL_SET, NEW_ELEMENT, GET_ELEMENT, DEL_ELEMENT = range(9, 15)
+GET_GENERATION = 16
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _REQUEST, _ACK, _DUMP, _CREATE, _APPEND = 1, 4, 0x300, 0x400, 0x800
 _ERROR, _DONE, _INTERRUPTED = 2, 3, 0x10  # NLM_F_DUMP_INTR
@@ -180,7 +182,8 @@ def _comment(words: str) -> bytes:
     return _tlv(0, words.encode() + b"\0")
 
 
-def _read_comment(data: bytes) -> str:
+def read_comment(data: bytes) -> str:
+    """Return the comment in what nft keeps of a table or an element; '' where there is none."""
     return read_text(data[2 : 2 + data[1]]) if len(data) > 2 and not data[0] else ""
 
 
@@ -222,6 +225,7 @@ class NfTables:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
         self._socket.bind((0, 0))
         self._socket.settimeout(_TIMEOUT_S)
+        self._lock = threading.Lock()  # one request at a time, from whichever thread
         self._sequence = 0
         self._send_bytes = 0
 
@@ -231,8 +235,11 @@ class NfTables:
 
     def transact(self, messages: Sequence[Message]) -> None:
         """Put messages in force, all or none. Raises KernelError, which names the object of the first error."""
-        if not messages:
-            return
+        if messages:
+            with self._lock:
+                self._transact(messages)
+
+    def _transact(self, messages: Sequence[Message]) -> None:
         begin = self._sequence + 1
         parts = [_packed(_BATCH_BEGIN, _REQUEST, begin, _HEADER.pack(_UNSPECIFIED, 0, SUBSYSTEM))]
         for number, message in enumerate(messages, begin + 1):
@@ -288,8 +295,12 @@ class NfTables:
         finally:
             self._socket.settimeout(_TIMEOUT_S)
 
-    def _ask(self, kind: int, flags: int, body: bytes) -> Iterator[bytes]:
-        """Yield the attributes of each answer. Raises OSError; EINTR: another transaction came in between."""
+    def _ask(self, kind: int, flags: int, body: bytes) -> list[bytes]:
+        """Return the attributes of each answer. Raises OSError; EINTR: another transaction came in between."""
+        with self._lock:
+            return list(self._answers(kind, flags, body))
+
+    def _answers(self, kind: int, flags: int, body: bytes) -> Iterator[bytes]:
         self._sequence += 1
         mine = self._sequence
         self._send(_packed(SUBSYSTEM << 8 | kind, _REQUEST | flags, mine, _HEADER.pack(_INET, 0, 0) + body))
@@ -311,7 +322,7 @@ class NfTables:
     def _dump(self, kind: int, body: bytes) -> list[bytes]:
         for _ in range(_TRIES):
             try:
-                return list(self._ask(kind, _DUMP, body))
+                return self._ask(kind, _DUMP, body)
             except OSError as error:
                 if error.errno != errno.EINTR:
                     raise
@@ -327,7 +338,12 @@ class NfTables:
             if error.errno == errno.ENOENT:
                 return None
             raise
-        return _read_comment(attributes_of(found).get(6, b""))
+        return read_comment(attributes_of(found).get(6, b""))
+
+    def generation(self) -> int:
+        """Return the number of the last transaction in this network namespace. Raises OSError."""
+        (found,) = self._ask(GET_GENERATION, _ACK, b"")
+        return read_u32(attributes_of(found)[1])
 
     def elements(self, table: str, spec: MapSpec) -> dict[bytes, Element]:
         """Return the elements of a set or map. Raises OSError (ENOENT: no such one)."""
@@ -336,7 +352,7 @@ class NfTables:
             for kind, value in read_attributes(message):
                 if kind == 3:
                     for _, item in read_attributes(value):
-                        key, element = _read_element(item)
+                        key, element = read_element(item)
                         out[key] = element
         return out
 
@@ -378,7 +394,8 @@ def hook_of(chain: Chain) -> tuple[int, int]:
     return _HOOKS[chain.hook], chain.priority
 
 
-def _read_element(item: bytes) -> tuple[bytes, Element]:
+def read_element(item: bytes) -> tuple[bytes, Element]:
+    """Return the key and the element of the attributes of one."""
     parts = attributes_of(item)
     key = attributes_of(parts[1]).get(1, b"")
     if 10 in parts:
@@ -392,7 +409,7 @@ def _read_element(item: bytes) -> tuple[bytes, Element]:
             value = f"{word} {read_text(verdict[2])}" if 2 in verdict else word
         else:
             value = data.get(1)
-    return key, Element(value, _read_comment(parts.get(6, b"")))
+    return key, Element(value, read_comment(parts.get(6, b"")))
 
 
 def _packed(kind: int, flags: int, sequence: int, body: bytes) -> bytes:

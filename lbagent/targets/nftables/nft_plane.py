@@ -9,16 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from lbagent.config import Config
 from lbagent.errors import LbError, Unsupported
+from lbagent.model.address import L3n4Addr
+from lbagent.model.check import CheckGroup
 from lbagent.model.cooperative import run_cooperatively
+from lbagent.model.family import Family
 from lbagent.model.service import ServiceName
 from lbagent.model.state import State, next_generation
+from lbagent.net.paths import is_pod_device
 from lbagent.net.snapshot import NodeNetwork
 from lbagent.sync.target_protocol import Desired, Provenance
-from lbagent.targets.data_plane import Feature
+from lbagent.targets.data_plane import Feature, Flow, FlowCounts
+from lbagent.targets.forwarding_checks import FORWARDING_OFF
 from lbagent.targets.nftables.nft_settings import table_settings
 from lbagent.targets.nftables.nft_table import unavailable_reason
 from lbagent.targets.nftables.nft_writer import NftWriter
@@ -26,6 +33,7 @@ from lbagent.targets.nftables.node_place import NodePlace
 from lbagent.targets.nftables.table_lock import TableLock
 from lbagent.targets.plain_plane import PlainPlane
 
+_FLOWS_AT_ONCE = 256
 log = logging.getLogger(__name__)
 
 
@@ -181,7 +189,7 @@ class NftPlane(PlainPlane):
             await asyncio.sleep(self.config.resync_interval)
             await self.ready.wait()
             try:
-                found = await self.verify()
+                found = await self.verify() if await self.writer.is_touched() else ()
             except (LbError, OSError) as error:
                 log.error("the table could not be compared", extra={"error": str(error)})
                 continue
@@ -199,9 +207,54 @@ class NftPlane(PlainPlane):
             return ()
         return [f"Service {name}: {reason}" for name, reason in self._writer.rules.unsupported()]
 
+    def checks(self) -> CheckGroup[Any]:
+        """Return the check of the kernel's forwarding."""
+        return CheckGroup((FORWARDING_OFF,), _ForwardingNode(self))
+
+    async def count_flows(self) -> FlowCounts:
+        """Count the connections that conntrack has, by backend. Raises OSError."""
+        backends = {address: backend.id for address, backend in self.state.backends.items()}
+        found = await asyncio.to_thread(self._live_backends)
+        self.sweeps += 1
+        return FlowCounts(Counter(backends[address] for address in found if address in backends))
+
+    def _live_backends(self) -> list[L3n4Addr]:
+        return [each.backend for each in self.writer.conntrack.connections() if each.is_live]
+
+    def flows(self) -> Iterator[Sequence[Flow]]:
+        """Yield the connections that conntrack has of frontends. Raises OSError."""
+        known, some = self.state.by_frontend, []
+        for each in self.writer.conntrack.connections():
+            if each.frontend in known:
+                mode = "snat" if each.snat_port else "local"
+                some.append(Flow(each.client, each.frontend, each.backend, each.state, mode, each.snat_port))
+            if len(some) >= _FLOWS_AT_ONCE:
+                yield some
+                some = []
+        yield some
+
     async def verify(self) -> Sequence[str]:
         """Return in what the table differs from what was written, one sentence each. Raises OSError."""
-        return [str(each) for each in self.writer.differences()]
+        return [str(each) for each in await self.writer.differences()]
+
+
+class _ForwardingNode:
+    """What the check of forwarding reads."""
+
+    def __init__(self, plane: NftPlane) -> None:
+        self._plane = plane
+
+    @property
+    def forwarding_families(self) -> Collection[Family]:
+        """The families with a backend beyond this node's own sockets."""
+        network = self._plane.network
+        return {address.family for address in self._plane.state.backends if not network.is_own(address.address)}
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """The devices of pods; those of clients are not named."""
+        patterns = self._plane.config.pod_device
+        return [link.name for link in self._plane.network.links.values() if is_pod_device(link.name, patterns)]
 
 
 def _is_partial(text: str, state: State, name: ServiceName, provenance: Provenance) -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from lbagent.targets.data_plane import Feature
 
 if TYPE_CHECKING:
@@ -15,13 +13,21 @@ if TYPE_CHECKING:
     from lbagent.config import Config
     from lbagent.config.renderer_words import RendererSettings
     from lbagent.model.state import State
-    from lbagent.render import ServiceRenderer
+    from lbagent.render.service_renderer import ServiceRenderer
     from lbagent.targets.data_plane import DataPlane
 
 NAME = "nftables"
 TEXT_FORMS = ("nft", "json")  # of `text_of`
 FEATURES = frozenset(
-    {Feature.AFFINITY, Feature.MAGLEV, Feature.REJECT, Feature.SNAT, Feature.SOURCE_RANGES, Feature.WEIGHTS}
+    {
+        Feature.AFFINITY,
+        Feature.FLOWS,
+        Feature.MAGLEV,
+        Feature.REJECT,
+        Feature.SNAT,
+        Feature.SOURCE_RANGES,
+        Feature.WEIGHTS,
+    }
 )
 
 
@@ -29,12 +35,11 @@ def make(config: Config, settings: RendererSettings) -> DataPlane:
     """Return the data plane, not opened yet; its settings are `table` and `priority`. Raises ConfigError."""
     from lbagent.targets.nftables.nft_plane import NftPlane
 
-    family = {"family": f"ipv{settings.family.digit}"} if settings.family is not None else {}
-    return NftPlane(config, settings.settings | family, FEATURES)
+    return NftPlane(config, _with_family(settings), FEATURES)
 
 
 def factory(settings: Mapping[str, str]) -> ServiceRenderer:
-    """Return nftables as a renderer of the API; its settings are `table`, `priority` and `family`. Raises ConfigError."""
+    """Return the table behind the calls of the renderer API; settings `table`, `priority`, `family`. Raises ConfigError."""
     from lbagent.targets.nftables.nft_service_renderer import NftServiceRenderer
 
     return NftServiceRenderer(settings, FEATURES)
@@ -43,16 +48,19 @@ def factory(settings: Mapping[str, str]) -> ServiceRenderer:
 def text_of(config: Config, settings: RendererSettings, state: State, form: str) -> str:
     """Return the table of a State as text: `form` nft is for `nft -f`, json is libnftables' JSON. Raises ConfigError."""
     from lbagent.targets.nftables.nft_settings import table_settings
-    from lbagent.targets.nftables.nft_text import ruleset_json, ruleset_text
     from lbagent.targets.nftables.node_place import NodePlace
-    from lbagent.targets.nftables.rule_set import RuleSet
+    from lbagent.targets.nftables.rendered import ruleset_json, ruleset_text
 
+    table = table_settings(_with_family(settings), config)
+    place = NodePlace(config.name_of_node, config.pod_device, node_ips=config.node_addresses)
+    if form == "nft":
+        return ruleset_text(state.services, place, table)
+    return json.dumps(ruleset_json(state.services, place, table), indent=1) + "\n"
+
+
+def _with_family(settings: RendererSettings) -> dict[str, str]:
     family = {"family": f"ipv{settings.family.digit}"} if settings.family is not None else {}
-    table = replace(table_settings(settings.settings | family, config), as_text=form == "nft")
-    rules = RuleSet(table, NodePlace(config.name_of_node, config.pod_device).is_local)
-    for name, rows in state.by_name.items():
-        rules.update(name, rows)
-    return ruleset_text(rules) if form == "nft" else json.dumps(ruleset_json(rules), indent=1) + "\n"
+    return settings.settings | family
 
 
 def remove(config: Config, before: Callable[[], None]) -> list[str]:

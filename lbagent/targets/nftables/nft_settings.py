@@ -28,7 +28,7 @@ def parsed(text: str) -> dict[str, str]:
     return out
 
 
-def table_settings(settings: Mapping[str, str], config: Config) -> TableSettings:
+def table_settings(settings: Mapping[str, str], config: Config, *, with_device_set: bool = False) -> TableSettings:
     """Return what the rules depend on. Raises ConfigError."""
     if unknown := sorted(settings.keys() - {"family", "priority", "table"}):
         raise ConfigError(f"--renderer nftables: unknown setting {unknown[0]!r}; there are family, priority, table")
@@ -52,4 +52,5 @@ def table_settings(settings: Mapping[str, str], config: Config) -> TableSettings
         external_clusterip=config.external_clusterip,
         reject_rate=config.reject_rate,
         families=families,
+        with_device_set=with_device_set,
     )

@@ -16,7 +16,7 @@ from lbagent.targets.nftables.chains import TableSettings, Way, base_chains
 from lbagent.targets.nftables.map_specs import MAPS, WORD, Element, MapSpec
 from lbagent.targets.nftables.nf_tables import DEL_ELEMENT, NEW_ELEMENT, Message, NfTables, RuleRow
 from lbagent.targets.nftables.nft_text import MARKER
-from lbagent.targets.nftables.rule_set import Difference, Elements
+from lbagent.targets.nftables.rule_set import Elements, RuleSetDiff
 from lbagent.targets.nftables.statements import (
     Chain,
     dnat,
@@ -73,6 +73,10 @@ class NftTable:
                     found[name] = self._kernel.elements(self.name, spec)
         return found
 
+    def generation(self) -> int:
+        """Return the number of the last change of any table in this network namespace. Raises OSError."""
+        return self._kernel.generation()
+
     def count(self, spec: MapSpec) -> int:
         """Return how many elements a map has. Raises OSError."""
         return len(self._kernel.elements(self.name, spec))
@@ -114,7 +118,7 @@ class NftTable:
             yield nf_tables.delete_rules(self.name, name)
             yield from nf_tables.new_rules(self.name, name, chain)
 
-    def write(self, change: Difference) -> int:
+    def write(self, change: RuleSetDiff) -> int:
         """Put a difference in force; return how many transactions that took. Raises KernelError: what is before it stays."""
         last = change.last_slots()
         batch = list(self._chain_messages(change.new_chains))

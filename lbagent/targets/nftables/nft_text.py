@@ -7,14 +7,14 @@ from typing import Any
 
 from lbagent.targets.nftables.chains import DSTNAT, SRCNAT
 from lbagent.targets.nftables.map_specs import ADDRESS, DEVICE, MAPS, PORT, PROTOCOL, Element, Field, MapSpec, Value
-from lbagent.targets.nftables.rule_set import Difference, Elements, RuleSet
+from lbagent.targets.nftables.rule_set import Elements, RuleSet, RuleSetDiff
 from lbagent.targets.nftables.statements import Chain
 
 MARKER = "lbagent 1"  # the comment of a table that is ours, with the number of its form
 _PER_COMMAND = 500  # elements of a command
 
 
-def ruleset_text(rules: RuleSet) -> str:
+def table_text(rules: RuleSet) -> str:
     """Return the whole table for `nft -f`, which replaces the one that is there: the same rule set gives the same bytes."""
     table = rules.settings.table
     lines = [f"table inet {table}", f"delete table inet {table}", f"table inet {table} {{", f'\tcomment "{MARKER}"']
@@ -30,8 +30,12 @@ def ruleset_text(rules: RuleSet) -> str:
 
 def _elements(spec: MapSpec, elements: Mapping[bytes, Element]) -> Iterator[str]:
     if elements:
-        words = [spec.element_text(key, element) for key, element in sorted(elements.items())]
+        words = [spec.element_text(key, element) for key, element in _sorted(spec, elements)]
         yield "elements = { " + (",\n\t\t\t     ".join(words)) + " }"
+
+
+def _sorted(spec: MapSpec, elements: Mapping[bytes, Element]) -> list[tuple[bytes, Element]]:
+    return sorted(elements.items(), key=lambda item: spec.order(item[0]))
 
 
 def chain_lines(chain: Chain) -> Iterator[str]:
@@ -51,7 +55,7 @@ def priority_text(hook: str, priority: int) -> str:
     return word + (f" {'+' if rest > 0 else '-'} {abs(rest)}" if rest else "")
 
 
-def difference_text(table: str, change: Difference) -> str:
+def difference_text(table: str, change: RuleSetDiff) -> str:
     """Return a difference for `nft -f`: one transaction."""
     lines = []
     for name, chain in change.new_chains.items():
@@ -66,8 +70,8 @@ def difference_text(table: str, change: Difference) -> str:
 
 def _commands(word: str, table: str, elements: Elements) -> Iterator[str]:
     for name in MAPS:
-        content = sorted(elements.get(name, {}).items())
         spec = MAPS[name]
+        content = _sorted(spec, elements.get(name, {}))
         for at in range(0, len(content), _PER_COMMAND):
             some = content[at : at + _PER_COMMAND]
             words = (spec.key_text(key) if word == "delete" else spec.element_text(key, each) for key, each in some)
@@ -77,7 +81,7 @@ def _commands(word: str, table: str, elements: Elements) -> Iterator[str]:
 # --- JSON ---
 
 
-def ruleset_json(rules: RuleSet) -> dict[str, Any]:
+def table_json(rules: RuleSet) -> dict[str, Any]:
     """Return the table as libnftables lists it in JSON (libnftables-json(5))."""
     here = {"family": "inet", "table": rules.settings.table}
     out: list[Any] = [{"table": {"family": "inet", "name": rules.settings.table, "comment": MARKER}}]
@@ -113,7 +117,7 @@ def _declared(spec: MapSpec) -> dict[str, Any]:
 def _listed(spec: MapSpec, elements: Mapping[bytes, Element]) -> dict[str, Any]:
     if not elements:
         return {}
-    return {"elem": [_element_json(spec, key, element) for key, element in sorted(elements.items())]}
+    return {"elem": [_element_json(spec, key, element) for key, element in _sorted(spec, elements)]}
 
 
 def _element_json(spec: MapSpec, key: bytes, element: Element) -> Any:

@@ -13,15 +13,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from lbagent.errors import KernelError
 from lbagent.model.service import SVC, ServiceName
+from lbagent.render.renderer_types import Difference
 from lbagent.targets.nftables.backends_gone import BackendUse
 from lbagent.targets.nftables.chains import TableSettings
 from lbagent.targets.nftables.conntrack import Conntrack
-from lbagent.targets.nftables.findings import Finding, findings
+from lbagent.targets.nftables.findings import findings
 from lbagent.targets.nftables.map_specs import backend_value, frontend_key
 from lbagent.targets.nftables.nft_table import NftTable
 from lbagent.targets.nftables.node_place import NodePlace
 from lbagent.targets.nftables.removed_frontends import RemovedFrontends
-from lbagent.targets.nftables.rule_set import CHUNK_ELEMENTS, Difference, Elements, RuleSet, difference
+from lbagent.targets.nftables.rule_set import CHUNK_ELEMENTS, Elements, RuleSet, RuleSetDiff, compare
 
 log = logging.getLogger(__name__)
 Rows = Sequence[SVC]
@@ -41,7 +42,9 @@ class NftWriter:
         self.table = NftTable(settings.table)
         self.conntrack = Conntrack()
         self.kept = 0  # frontends of an earlier agent that stay because a source is not complete
-        self._is_synced = False
+        self._busy = asyncio.Lock()  # one use of the table at a time
+        self._generation = -1  # of all tables, after the last write
+        self._is_synced = self._must_compare = False
         self._is_moved = False  # the rules of all Services are made again
         self._removed = RemovedFrontends()
         self._use = BackendUse()
@@ -53,19 +56,14 @@ class NftWriter:
         self.table.close()
         self.conntrack.close()
 
-    @property
-    def is_synced(self) -> bool:
-        """Whether the table is, as far as is known, what was written."""
-        return self._is_synced
-
     def lose_sync(self) -> None:
         """Compare everything at the next write."""
-        self._is_synced = False
+        self._must_compare = True
 
     def move(self, place: NodePlace) -> None:
         """Take another place: each backend is looked at again."""
         self.place = place
-        self._is_moved, self._is_synced = True, False
+        self._is_moved = self._must_compare = True
 
     def reconfigure(self, settings: TableSettings) -> None:
         """Take other settings."""
@@ -79,14 +77,15 @@ class NftWriter:
 
         Raises NotOurs, KernelError, OSError: the next write compares everything.
         """
-        try:
-            if self._is_synced and kept is None:
+        async with self._busy:
+            was_synced, self._is_synced = self._is_synced and not self._must_compare, False
+            if was_synced and kept is None:  # what breaks off is compared the next time
                 await self._write_changes(services)
             else:
+                self._must_compare = False
                 await self._write_all(services, kept)
-        except (KernelError, OSError):
-            self._is_synced = False
-            raise
+            self._generation = self.table.generation()
+            self._is_synced = kept is None
         self._report_unsupported()
         await self._end_connections()
 
@@ -97,7 +96,7 @@ class NftWriter:
             work.merge(self._take(name, services.get(name, ())))
             if len(work) >= CHUNK_ELEMENTS:
                 self._put(work)
-                work = Difference()
+                work = RuleSetDiff()
             if number % _BETWEEN_YIELDS == 0:
                 await asyncio.sleep(0)
         self._put(work)
@@ -108,12 +107,12 @@ class NftWriter:
         changed = [name for name in before if name not in services]
         return changed + [name for name, rows in services.items() if not _is_same(before.get(name, ()), rows)]
 
-    def _put(self, change: Difference) -> None:
+    def _put(self, change: RuleSetDiff) -> None:
         self._removed.refuse(change, time.monotonic())
         if change:
             self.transactions += self.table.write(change)
 
-    def _take(self, name: ServiceName, rows: Rows) -> Difference:
+    def _take(self, name: ServiceName, rows: Rows) -> RuleSetDiff:
         """Make a Service's rows the wanted ones."""
         old = self.rows.pop(name, ())
         if rows:
@@ -141,18 +140,20 @@ class NftWriter:
         chains, elements = self.rules.chains(), self.rules.elements()
         self.transactions += 1
         if self.table.exists() and not self.table.is_usable(self.rules.base):
+            if kept is not None:  # it cannot be kept in part: it serves as it is until the sources are complete
+                return
             self._use.add_left(self.table.read())
             self.table.create(chains, elements, fresh=True)
             self._finish(None)
             return
         self.table.create(chains, {}, fresh=False)
-        found = self.table.read()
+        found = await asyncio.to_thread(self.table.read)
         if kept is None:
             self._use.add_left(found)
         for chunk in self._missing(found, elements):
             self._put(chunk)
             await asyncio.sleep(0)
-        rest = difference(self.table.read(), elements)
+        rest = compare(await asyncio.to_thread(self.table.read), elements)
         rest.gone_chains = self.table.other_chains(chains)
         if kept is not None:
             self.kept = sum(len(gone) for name, gone in rest.deleted.items() if name.startswith("frontends"))
@@ -162,12 +163,11 @@ class NftWriter:
 
     def _finish(self, kept: frozenset[ServiceName] | None) -> None:
         self.kept = 0 if kept is None else self.kept
-        self._is_synced = kept is None
         self.table.remember()
 
-    def _missing(self, found: Elements, wanted: Elements) -> Iterator[Difference]:
+    def _missing(self, found: Elements, wanted: Elements) -> Iterator[RuleSetDiff]:
         """Yield what is missing or differs: what Services share, then Service by Service, some at a time."""
-        out = Difference()
+        out = RuleSetDiff()
         for name in SHARED:
             for key, element in wanted[name].items():
                 out.change(name, key, found[name].get(key), element)
@@ -176,17 +176,29 @@ class NftWriter:
                 out.change(name, key, found[name].get(key), element)
             if len(out) >= CHUNK_ELEMENTS:
                 yield out
-                out = Difference()
+                out = RuleSetDiff()
         yield out
 
     # --- comparing ---
 
-    def differences(self) -> list[Finding]:
-        """Return in what the table differs from what was written. Blocks. Raises NotOurs, OSError."""
-        if not self.table.exists():
-            return [Finding("missing", f"table inet {self.table.name} is not there")]
-        found = [Finding("differs", f"the rules of chain {name} were changed") for name in self.table.changed_chains()]
-        return [*found, *findings(self.table.read(), self._removed.added_to(self.rules.elements()))]
+    async def differences(self) -> list[Difference]:
+        """Return in what the table differs from what was written. Raises NotOurs, OSError."""
+        async with self._busy:
+            if not self.table.exists():
+                return [Difference("missing", f"table inet {self.table.name} is not there")]
+            chains = self.table.changed_chains()
+            found = [Difference("differs", f"the rules of chain {name} were changed") for name in chains]
+            there = await asyncio.to_thread(self.table.read)
+            return [*found, *findings(there, self.with_refused(self.rules.elements()))]
+
+    def with_refused(self, elements: Elements) -> Elements:
+        """Return wanted elements with those of removed frontends that are refused for a while."""
+        return self._removed.added_to(elements)
+
+    async def is_touched(self) -> bool:
+        """Return whether any program has changed any table since the last write. Raises OSError."""
+        async with self._busy:
+            return self.table.generation() != self._generation
 
     def due(self) -> float | None:
         """Return when `write` has something to remove (monotonic seconds); None: it has not."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from lbagent.model.backend import Backend
 from lbagent.net.paths import is_pod_device
@@ -11,10 +11,17 @@ from lbagent.targets.nftables.chains import is_plain_pattern
 
 
 class NodePlace:
-    """Answers for one snapshot of the node's network; without one (EMPTY) by the name of the node alone."""
+    """Answers for one snapshot of the node's network; without one (EMPTY) by the name of the node and `node_ips`."""
 
-    def __init__(self, node_name: str, pod_devices: tuple[str, ...], network: NodeNetwork = EMPTY) -> None:
+    def __init__(
+        self,
+        node_name: str,
+        pod_devices: tuple[str, ...],
+        network: NodeNetwork = EMPTY,
+        node_ips: Collection[bytes] = (),
+    ) -> None:
         self._node_name = node_name
+        self._node_ips = frozenset(node_ips)
         self._network = network
         self._pods = frozenset(link.index for link in network.links.values() if is_pod_device(link.name, pod_devices))
         patterns = tuple(each for each in pod_devices if not is_plain_pattern(each))
@@ -32,7 +39,7 @@ class NodePlace:
     def is_local(self, backend: Backend) -> bool:
         """Return whether a backend is on this node."""
         address = backend.address.address
-        if self._network.is_own(address):
+        if address in self._node_ips or self._network.is_own(address):
             return True
         if backend.node_name:
             return backend.node_name == self._node_name

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lbagent.targets.nftables.chains import REFUSED
 from lbagent.targets.nftables.map_specs import Element
-from lbagent.targets.nftables.rule_set import Difference, Elements
+from lbagent.targets.nftables.rule_set import Elements, RuleSetDiff
 
 REFUSED_S = 30.0
 _MAPS = ("frontends4", "frontends6")
@@ -20,7 +20,7 @@ class RemovedFrontends:
     def __init__(self) -> None:
         self._until: dict[tuple[str, bytes], tuple[Element, float]] = {}
 
-    def refuse(self, change: Difference, now: float) -> None:
+    def refuse(self, change: RuleSetDiff, now: float) -> None:
         """Let a difference refuse what it removes; what comes back takes the place of what refuses."""
         for name in _MAPS:
             deleted, added = change.deleted.get(name, {}), change.added.get(name, {})
@@ -35,9 +35,9 @@ class RemovedFrontends:
                     self._until[name, key] = refusing, now + REFUSED_S
                     change.added.setdefault(name, {})[key] = refusing
 
-    def expired(self, now: float) -> Difference:
+    def expired(self, now: float) -> RuleSetDiff:
         """Return what removes those whose time is over."""
-        out = Difference()
+        out = RuleSetDiff()
         for (name, key), (element, until) in list(self._until.items()):
             if until <= now:
                 del self._until[name, key]
@@ -55,5 +55,5 @@ class RemovedFrontends:
     def added_to(self, elements: Elements) -> Elements:
         """Return the elements with those that refuse."""
         for (name, key), (element, _) in self._until.items():
-            elements[name][key] = element
+            elements[name].setdefault(key, element)
         return elements

@@ -1,6 +1,6 @@
 """RuleSet: all elements and chains of the table, Service by Service, and the difference of two. Pure.
 
-A Difference is applied in this order, which no packet can tell from one step: new chains, then elements that change or come
+A RuleSetDiff is applied in this order, which no packet can tell from one step: new chains, then elements that change or come
 (a verdict and the slots it needs together), then slots that nothing names any more, then chains that nothing names any more.
 """
 
@@ -20,7 +20,7 @@ Elements = dict[str, dict[bytes, Element]]  # by map, by key
 CHUNK_ELEMENTS = 2000  # of a transaction of a large load
 
 
-class Difference:
+class RuleSetDiff:
     """What leads from one rule set to another: elements to delete (with their old value) and to add; chains by name."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Difference:
         if new is not None:
             self.added.setdefault(name, {})[key] = new
 
-    def merge(self, later: Difference) -> None:
+    def merge(self, later: RuleSetDiff) -> None:
         """Add what comes after it: another Service's elements, and what both share."""
         for name, elements in later.deleted.items():
             for key, old in elements.items():
@@ -82,7 +82,7 @@ class Difference:
 
 
 class RuleSet:
-    """The wanted rule set. `update` and `set_devices` change it, and return the Difference."""
+    """The wanted rule set. `update` and `set_devices` change it, and return the RuleSetDiff."""
 
     def __init__(self, settings: TableSettings, is_local: IsLocal) -> None:
         self.settings = settings
@@ -96,7 +96,7 @@ class RuleSet:
 
     # --- changes ---
 
-    def update(self, name: ServiceName, rows: Iterable[SVC]) -> Difference:
+    def update(self, name: ServiceName, rows: Iterable[SVC]) -> RuleSetDiff:
         """Take the rows of a Service, none where it is gone."""
         old = self.services.pop(name, NO_RULES)
         families = self.settings.families
@@ -104,7 +104,7 @@ class RuleSet:
         new = service_rules(mine, self.is_local, as_text=self.settings.as_text)
         if new.elements or new.unsupported:
             self.services[name] = new
-        out = Difference()
+        out = RuleSetDiff()
         for (spec, key), element in old.elements.items():
             if (spec, key) not in new.elements:
                 out.change(spec, key, element, None)
@@ -117,7 +117,7 @@ class RuleSet:
             self._drop_need(out, need)
         return out
 
-    def _add_need(self, out: Difference, need: Need) -> None:
+    def _add_need(self, out: RuleSetDiff, need: Need) -> None:
         self._needs[need] += 1
         if self._needs[need] > 1:
             return
@@ -126,7 +126,7 @@ class RuleSet:
             if self._chains[chain] == 1:
                 out.new_chains[chain] = content
 
-    def _drop_need(self, out: Difference, need: Need) -> None:
+    def _drop_need(self, out: RuleSetDiff, need: Need) -> None:
         self._needs[need] -= 1
         if self._needs[need]:
             return
@@ -138,7 +138,7 @@ class RuleSet:
                 if out.new_chains.pop(chain, None) is None:
                     out.gone_chains.append(chain)
 
-    def _count_local(self, out: Difference, old: frozenset[bytes], new: frozenset[bytes]) -> None:
+    def _count_local(self, out: RuleSetDiff, old: frozenset[bytes], new: frozenset[bytes]) -> None:
         for address in new - old:
             self._local[address] += 1
             if self._local[address] == 1:
@@ -151,9 +151,9 @@ class RuleSet:
                 for spec, key in _local_keys(address):
                     out.change(spec, key, Element(), None)
 
-    def set_devices(self, names: Iterable[str]) -> Difference:
+    def set_devices(self, names: Iterable[str]) -> RuleSetDiff:
         """Take the devices of pods whose pattern nft cannot match."""
-        out, new = Difference(), {device_key(name): Element() for name in names}
+        out, new = RuleSetDiff(), {device_key(name): Element() for name in names}
         for key in self._devices.keys() | new.keys():
             out.change("pod_devices", key, self._devices.get(key), new.get(key))
         self._devices = new
@@ -198,9 +198,9 @@ def _local_keys(address: bytes) -> Iterator[tuple[str, bytes]]:
     yield f"hairpin{digit}", address + address
 
 
-def difference(old: Mapping[str, Mapping[bytes, Element]], new: Mapping[str, Mapping[bytes, Element]]) -> Difference:
+def compare(old: Mapping[str, Mapping[bytes, Element]], new: Mapping[str, Mapping[bytes, Element]]) -> RuleSetDiff:
     """Return what makes one set of elements of the other; a dynamic map is left to the packets."""
-    out = Difference()
+    out = RuleSetDiff()
     for name, spec in MAPS.items():
         if spec.dynamic:
             continue
@@ -214,8 +214,8 @@ def difference(old: Mapping[str, Mapping[bytes, Element]], new: Mapping[str, Map
     return out
 
 
-def apply(elements: Mapping[str, Mapping[bytes, Element]], change: Difference) -> Elements:
-    """Return the elements after a Difference."""
+def apply(elements: Mapping[str, Mapping[bytes, Element]], change: RuleSetDiff) -> Elements:
+    """Return the elements after a RuleSetDiff."""
     out = {name: dict(content) for name, content in elements.items()}
     for name, content in change.deleted.items():
         for key in content:
@@ -225,14 +225,14 @@ def apply(elements: Mapping[str, Mapping[bytes, Element]], change: Difference) -
     return out
 
 
-def in_chunks(changes: Iterable[Difference], most: int = CHUNK_ELEMENTS) -> Iterator[Difference]:
+def in_chunks(changes: Iterable[RuleSetDiff], most: int = CHUNK_ELEMENTS) -> Iterator[RuleSetDiff]:
     """Yield differences of Services as transactions of some `most` elements; none is cut."""
-    chunk = Difference()
+    chunk = RuleSetDiff()
     for change in changes:
         chunk.merge(change)
         if len(chunk) >= most:
             yield chunk
-            chunk = Difference()
+            chunk = RuleSetDiff()
     if chunk:
         yield chunk
 

@@ -14,7 +14,9 @@ from tests.lab.topology import Lab
 _number = itertools.count()
 NODE_IPS = ("10.77.0.1", "fd77::1")
 ARGUMENTS = ("--renderer", "nftables", *(word for ip in NODE_IPS for word in ("--node-ip", ip)))
-IN_NAMESPACES = frozenset({"test_nft_table", "test_packets", "test_restart", "test_connections"})
+IN_NAMESPACES = frozenset(
+    {"test_nft_table", "test_nft_service_renderer", "test_packets", "test_restart", "test_connections"}
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "/targets/nftables/" in str(item.path) and item.path.stem in IN_NAMESPACES:
             item.add_marker(pytest.mark.root)
-            if item.path.stem != "test_nft_table":
+            if item.path.stem not in ("test_nft_table", "test_nft_service_renderer"):
                 item.add_marker(pytest.mark.bpf)
 
 

@@ -1,52 +1,41 @@
-"""nftables as a renderer of the API passes the suites that every renderer passes, in a network namespace of its own."""
+"""The table behind the calls of the renderer API: the suites that every renderer passes, in a namespace."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from lbagent.errors import ConfigError
-from lbagent.render import renderer
-
-ROOT = Path(__file__).resolve().parents[3]
-MODULE = """
-from lbagent.render import ServiceRenderer, renderer
+from lbagent.render import ServiceRenderer
+from lbagent.targets.nftables import nft_renderer
 from lbagent.testing.renderer import RendererSuite, TortureSuite
+from tests.lab.netns import Namespace
 
-class TestNftables(RendererSuite):
+
+@pytest.fixture(scope="module", autouse=True)
+def space() -> Iterator[Namespace]:
+    made = Namespace("nftcalls")
+    try:
+        yield made
+    finally:
+        made.delete()
+
+
+@pytest.fixture(autouse=True)
+def _inside(space: Namespace) -> Iterator[None]:
+    """The test's thread lives in the namespace; the table of one test is not there in the next."""
+    with space.entered():
+        yield
+        import asyncio
+
+        asyncio.run(nft_renderer.factory({}).close(keep=False))
+
+
+class TestCalls(RendererSuite):
     def make_renderer(self) -> ServiceRenderer:
-        return renderer("nftables", {"table": "suite"})
+        return nft_renderer.factory({})
 
-class TestNftablesTortured(TortureSuite):
+
+class TestTorture(TortureSuite):
     def make_renderer(self) -> ServiceRenderer:
-        return renderer("nftables", {})
-"""
-
-
-def test_what_it_can_do_and_refuses() -> None:
-    assert {"maglev", "affinity", "translates", "host_ports"} <= renderer("nftables").capabilities()
-    with pytest.raises(ConfigError, match="unknown setting 'tables'"):
-        renderer("nftables", {"tables": "1"})
-
-
-@pytest.mark.root
-def test_the_suites(tmp_path: Path) -> None:
-    (tmp_path / "test_nftables.py").write_text(MODULE)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--rootdir",
-        str(tmp_path),
-        "-c",
-        "/dev/null",
-        "-p",
-        "no:cacheprovider",
-    ]
-    done = subprocess.run(["unshare", "--net", *command, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "11 passed" in done.stdout
+        return nft_renderer.factory({})

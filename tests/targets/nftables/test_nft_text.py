@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from lbagent.targets.nftables.nft_text import difference_text, priority_text, ruleset_json, ruleset_text
+from lbagent.targets.nftables.nft_text import difference_text, priority_text, table_json, table_text
 from tests.targets.nftables.made import WEB, row, rule_set, wildcard
 
 ROWS = (
@@ -16,11 +16,11 @@ ROWS = (
 
 def test_the_same_rules_give_the_same_text() -> None:
     again = rule_set(*reversed(ROWS))
-    assert ruleset_text(rule_set(*ROWS)) == ruleset_text(again)
+    assert table_text(rule_set(*ROWS)) == table_text(again)
 
 
 def test_the_text_replaces_the_table() -> None:
-    text = ruleset_text(rule_set(*ROWS, table="lb2", priority=-7))
+    text = table_text(rule_set(*ROWS, table="lb2", priority=-7))
     assert text.startswith('table inet lb2\ndelete table inet lb2\ntable inet lb2 {\n\tcomment "lbagent 1"\n')
     assert "type nat hook prerouting priority dstnat - 7; policy accept;" in text
     assert "type nat hook output priority -107; policy accept;" in text
@@ -56,7 +56,7 @@ def test_a_difference_is_one_script() -> None:
 
 
 def test_json() -> None:
-    found = json.loads(json.dumps(ruleset_json(rule_set(*ROWS))))["nftables"]
+    found = json.loads(json.dumps(table_json(rule_set(*ROWS))))["nftables"]
     maps = {item["map"]["name"]: item["map"] for item in found if "map" in item}
     assert maps["frontends4"]["elem"] == [
         [
@@ -69,7 +69,7 @@ def test_json() -> None:
 
 
 def test_switches() -> None:
-    text = ruleset_text(rule_set(external_clusterip=False, reject_rate=0, pod_devices=("pod*",), masquerade_all=True))
+    text = table_text(rule_set(external_clusterip=False, reject_rate=0, pod_devices=("pod*",), masquerade_all=True))
     assert "meta l4proto @protocols ip daddr @cluster_ips4 drop" in text
     assert "limit rate" not in text
     assert 'iifname "pod*" goto inside' in text

@@ -13,7 +13,7 @@ from lbagent.model.family import Family
 from lbagent.model.service import CIDR, SVC, Algorithm, ServiceName, SVCType
 from lbagent.targets.nftables.chains import TableSettings
 from lbagent.targets.nftables.map_specs import MAPS
-from lbagent.targets.nftables.rule_set import Difference, Elements, RuleSet, apply, difference, in_chunks
+from lbagent.targets.nftables.rule_set import Elements, RuleSet, RuleSetDiff, apply, compare, in_chunks
 from tests.targets.nftables.made import WEB, row, rule_set
 
 NAMES = [ServiceName("default", name) for name in ("a", "b", "c", "d")]
@@ -67,7 +67,7 @@ def test_a_difference_makes_one_rule_set_of_another(sequence: list[Sequence[Sequ
     rules = made(sequence[0])
     elements, chains = rules.elements(), rules.chains()
     for state in sequence[1:]:
-        merged = Difference()
+        merged = RuleSetDiff()
         for name, rows in zip(NAMES, state, strict=True):
             merged.merge(rules.update(name, rows))
         wanted = made(state)
@@ -85,8 +85,8 @@ def test_comparing_two_rule_sets_gives_the_same_difference(
     one: Sequence[Sequence[SVC]], two: Sequence[Sequence[SVC]]
 ) -> None:
     before, after = made(one).elements(), made(two).elements()
-    assert apply(before, difference(before, after)) == after
-    assert not difference(after, after)
+    assert apply(before, compare(before, after)) == after
+    assert not compare(after, after)
 
 
 @given(states)
