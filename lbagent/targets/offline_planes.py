@@ -5,7 +5,8 @@ A module of `SHIPPED` may have these functions; one without them has nothing of 
 - `checks()`: its table of checks, and `offline_node(config)`: what they read before the start;
 - `remove(config, before)`: removes what an agent left, and returns it, one line each. Where something is there it calls `before`
   first, when no agent can start any more. Raises Conflict while an agent runs;
-- `text_of(config, settings, state, form)`: what it would put in force, in one of its TEXT_FORMS;
+- `text_of(config, settings, state, form)`: what it would put in force, in one of its TEXT_FORMS, and
+  `not_served(config, settings, state)`: what of Services it cannot do, one sentence each;
 - `left_serving(config)`: what serves without an agent, pairs of a word and a text for `lbagent status`.
 """
 
@@ -72,7 +73,14 @@ def removers() -> list[Remover]:
     return [module.remove for module in _modules_with("remove")]
 
 
-def text_of(config: Config, state: State, form: str = "") -> str:
+class RenderedText(NamedTuple):
+    """What a data plane puts in force, and what of Services it cannot do, one sentence each."""
+
+    text: str
+    warnings: list[str]
+
+
+def text_of(config: Config, state: State, form: str = "") -> RenderedText:
     """Return what the one data plane of --renderer puts in force for a State, `form` '' in its first form.
 
     Raises ConfigError, Unsupported.
@@ -86,7 +94,8 @@ def text_of(config: Config, state: State, form: str = "") -> str:
     if form and form not in module.TEXT_FORMS:
         raise ConfigError(f"-o {form}: {each.name} has the forms {', '.join(module.TEXT_FORMS)}")
     settings = RendererSettings(each.settings, each.family)
-    return str(module.text_of(config, settings, state, form or module.TEXT_FORMS[0]))
+    text = module.text_of(config, settings, state, form or module.TEXT_FORMS[0])
+    return RenderedText(text, module.not_served(config, settings, state))
 
 
 def left_serving(config: Config) -> list[tuple[str, str]]:

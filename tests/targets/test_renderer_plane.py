@@ -72,7 +72,7 @@ class World:
 
 async def eventually(holds: Callable[[], bool], seconds: float = 10) -> None:
     async with asyncio.timeout(seconds):
-        while not holds():
+        while not holds():  # noqa: ASYNC110 - renderers set no event
             await asyncio.sleep(0.01)
 
 

@@ -57,8 +57,10 @@ def render(*, folder: str, renderer: str, node: str, node_ip: tuple[str, ...], f
     given = {"node_name": node, "node_ip": node_ip, "renderer": (renderer,)}
     config = from_flags({**flags, **{key: value for key, value in given.items() if value}})
     found = resolve_path(folder, replace(resolve_options(config), keep_existing=False))
-    text = text_of(config, found.state, form)
+    rendered = text_of(config, found.state, form)
     for message in found.messages:
         click.echo(str(message), err=True)
-    click.echo(text, nl=False)
+    for warning in rendered.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    click.echo(rendered.text, nl=False)
     return int(any(not message.warning for message in found.messages))

@@ -58,6 +58,17 @@ def text_of(config: Config, settings: RendererSettings, state: State, form: str)
     return json.dumps(ruleset_json(state.services, place, table), indent=1) + "\n"
 
 
+def not_served(config: Config, settings: RendererSettings, state: State) -> list[str]:
+    """Return what of Services is not served, one sentence each, which names the Service."""
+    from lbagent.targets.nftables.nft_settings import table_settings
+    from lbagent.targets.nftables.node_place import NodePlace
+    from lbagent.targets.nftables.rendered import unsupported
+
+    place = NodePlace(config.name_of_node, config.pod_device, node_ips=config.node_addresses)
+    found = unsupported(state.services, place, table_settings(_with_family(settings), config))
+    return [f"{name}: {reason}" for name, reason in found]
+
+
 def _with_family(settings: RendererSettings) -> dict[str, str]:
     family = {"family": f"ipv{settings.family.digit}"} if settings.family is not None else {}
     return settings.settings | family
