@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, ClassVar, NamedTuple, overload
 
 from msgspec import Struct
 
 from lbagent.model.family import Family
 from lbagent.model.service import SVC, ServiceName, SVCType
-from lbagent.model.state import State
+from lbagent.model.state import State, common_prefix_and_suffix
 from lbagent.render.renderer_types import Interfaces, IPAddresses, ResolvedService, ResyncEventData
-from lbagent.render.service_of_rows import host_ports_of_pod, local_pod_addresses, resolved_service
+from lbagent.render.service_of_rows import POD_PREFIX, host_ports_of_pod, local_pod_addresses, resolved_service
 from lbagent.render.service_renderer import ServiceRenderer
 from lbagent.sync.target_protocol import ObjectFacts
 
@@ -219,39 +219,47 @@ NOWHERE = Surroundings()
 
 
 class ServiceCalls:
-    """Remembers what the calls before have made of a renderer."""
+    """Remembers what the calls before have made of a renderer. A change of one Service among 10,000 takes some milliseconds."""
 
     def __init__(self, view: View = View()) -> None:  # noqa: B008 - immutable
         self._view = view
-        self._known: dict[str, ResolvedService] | None = None  # None: nothing is sure
+        self._is_sure = False  # whether the calls so far arrived
+        self._known: dict[str, ResolvedService] = {}
         self._node_ips = IPAddresses()
         self._frontend_ifs = self._backend_ifs = Interfaces()
-        # What is not resolved again: the rows of a Service are the same objects while nothing of it changes.
-        self._rows: dict[ServiceName, tuple[SVC, ...]] = {}
-        self._resolved: dict[ServiceName, tuple[ResolvedService, ...]] = {}
-        self._addresses_of_nodes: frozenset[bytes] = frozenset()
-        self._local_pods: Counter[str] = Counter()  # addresses, and how many Services each is an endpoint of
+        self._local_pods: Counter[str] = Counter()  # addresses, and of how many Services each is an endpoint
+        # What the last call was for: the rows of a Service are the same objects while nothing of it changes.
+        self._state = State()
+        self._facts = ObjectFacts()
+        self._around = NOWHERE
 
     def forget(self) -> None:
         """Begin again with a resync: not all calls arrived."""
-        self._known = None
+        self._is_sure = False
 
     def snapshot(self) -> ResyncEventData:
-        """Return what the calls so far have made true."""
-        services = tuple((self._known or {}).values())
-        return ResyncEventData(self._node_ips, services, self._frontend_ifs, self._backend_ifs)
+        """Return what the calls so far have made true; Services in the order of the State."""
+        names = [*map(str, self._state.by_name)]
+        found = [service for name in names for each in (name, POD_PREFIX + name) if (service := self._known.get(each))]
+        return ResyncEventData(self._node_ips, tuple(found), self._frontend_ifs, self._backend_ifs)
 
     def to(self, state: State, facts: ObjectFacts, around: Surroundings = NOWHERE) -> list[Call]:
         """Return the calls that make a State true; none where nothing of it is a renderer's."""
-        before, ips, frontend_ifs, backend_ifs = self._known, self._node_ips, self._frontend_ifs, self._backend_ifs
-        services = self._known = self._complete(state, facts)
-        self._node_ips = self._find_node_ips(facts)
+        ips, frontend_ifs, backend_ifs = self._node_ips, self._frontend_ifs, self._backend_ifs
+        changed = self._resolve_changed(state, facts)
+        if facts is not self._facts or not self._is_sure:
+            self._node_ips = self._find_node_ips(facts)
         self._frontend_ifs = around.frontend_ifs
-        self._count_local_pods(before, services)
-        self._backend_ifs = Interfaces(*filter(None, map(around.device_of, self._local_pods)))
-        if before is None:
+        if self._count_local_pods(changed) or around is not self._around:
+            self._backend_ifs = Interfaces(*filter(None, map(around.device_of, self._local_pods)))
+        self._state, self._facts, self._around = state, facts, around
+        if not self._is_sure:
+            self._is_sure = True
             return [Resync(self.snapshot())]
-        calls = [*_changes(before, services), *_node_ports(before, services, self._node_ips, ips)]
+        calls = self._changes(changed)
+        if self._node_ips != ips or any(map(_is_of_node_ports, changed)):
+            services = tuple(service for service in self.snapshot().services if service.has_node_port())
+            calls.append(UpdateNodePortServices(self._node_ips, services))
         if self._frontend_ifs != frontend_ifs:
             calls.append(UpdateLocalFrontendIfs(frontend_ifs, self._frontend_ifs))
         if self._backend_ifs != backend_ifs:
@@ -263,67 +271,93 @@ class ServiceCalls:
         family = self._view.family
         return IPAddresses.of_packed(address for address in found if family in {None, Family.of(address)})
 
-    def _complete(self, state: State, facts: ObjectFacts) -> dict[str, ResolvedService]:
-        """Return the Services that are there, by NAMESPACE/NAME."""
-        hosts = facts.addresses_of_nodes.union(facts.node_addresses)
-        if hosts != self._addresses_of_nodes:
-            self._addresses_of_nodes, self._rows = hosts, {}
-        rows_of, resolved = state.by_name, {}
-        for name, rows in rows_of.items():
-            known = self._rows.get(name, ())
-            if len(known) == len(rows) and all(map(_is_same, known, rows)):
-                resolved[name] = self._resolved[name]
-            else:
-                resolved[name] = tuple(self._resolve(str(name), rows))
-        self._rows, self._resolved = dict(rows_of), resolved
-        return {each.id: each for found in resolved.values() for each in found if _is_complete(each, facts)}
+    def _resolve_changed(self, state: State, facts: ObjectFacts) -> list[_Changed]:
+        """Bring `_known` to a State; return each Service that is another one now."""
+        out = []
+        rows_of: Mapping[ServiceName, Sequence[SVC]]
+        if facts is self._facts or _hosts(facts) == _hosts(self._facts):
+            names = self._names_that_changed(state, facts)
+            rows_of = _rows_of(state, names) if names else {}
+        else:
+            rows_of = state.by_name
+            names = rows_of.keys() | self._state.by_name.keys()
+        hosts = _hosts(facts) if names else frozenset()
+        for name in [*rows_of, *sorted(names - rows_of.keys())]:
+            found = {each.id: each for each in self._resolve(str(name), rows_of.get(name, ()), hosts, facts)}
+            for service_id in (str(name), POD_PREFIX + str(name)):
+                old, new = self._known.pop(service_id, None), found.get(service_id)
+                if new is not None:
+                    self._known[service_id] = new
+                if old is not None or new is not None:
+                    out.append(_Changed(old, new))
+        return out
 
-    def _resolve(self, name: str, rows: Collection[SVC]) -> Iterator[ResolvedService]:
-        family, hosts = self._view.family, self._addresses_of_nodes
+    def _names_that_changed(self, state: State, facts: ObjectFacts) -> Set[ServiceName]:
+        """Return the Services of rows that are other objects, and those whose slices came or went."""
+        old, new = self._state.services, state.services
+        prefix, suffix = common_prefix_and_suffix(old, new, state.delta)
+        names = {svc.name for rows in (old, new) for svc in rows[prefix : len(rows) - suffix]}
+        before, after = self._facts.services_with_endpoints, facts.services_with_endpoints
+        if after is not before:
+            names.update(map(ServiceName.parse, after ^ before))
+        return names
+
+    def _resolve(
+        self, name: str, rows: Collection[SVC], hosts: frozenset[bytes], facts: ObjectFacts
+    ) -> Iterator[ResolvedService]:
+        """Yield the complete Services of a name: the Service, and the HostPorts of a Pod."""
+        family = self._view.family
         if family is not None:
             rows = [row for row in rows if Family.of(row.frontend.address) is family]
-        if (service := resolved_service(name, rows, hosts)) is not None:
+        if name in facts.services_with_endpoints and (service := resolved_service(name, rows, hosts)) is not None:
             yield service
         if self._view.host_ports and (pod := host_ports_of_pod(name, rows, hosts)) is not None:
             yield pod
 
-    def _count_local_pods(
-        self, before: Mapping[str, ResolvedService] | None, after: Mapping[str, ResolvedService]
-    ) -> None:
-        if before is None:
-            before = {}
-            self._local_pods.clear()
-        for name, service in before.items():
-            if service is not after.get(name):
-                self._local_pods.subtract(local_pod_addresses(service))
-        for name, service in after.items():
-            if service is not before.get(name):
-                self._local_pods.update(local_pod_addresses(service))
-        if len(self._local_pods) != len(+self._local_pods):
-            self._local_pods = +self._local_pods
+    def _count_local_pods(self, changed: Sequence[_Changed]) -> bool:
+        """Return whether the set of local Pods is another one."""
+        before = self._local_pods.keys() - ()
+        for each in changed:
+            if each.old is not None:
+                self._local_pods.subtract(local_pod_addresses(each.old))
+            if each.new is not None:
+                self._local_pods.update(local_pod_addresses(each.new))
+        self._local_pods = +self._local_pods
+        return self._local_pods.keys() != before
+
+    def _changes(self, changed: Sequence[_Changed]) -> list[Call]:
+        services = tuple(self._known.values())
+        gone = [each.old for each in changed if each.old is not None and each.new is None]
+        updates = [(each.old, each.new) for each in changed if each.old is not None and each.new is not None]
+        return [
+            *(DeleteService(service, Others(services, service.id)) for service in gone),
+            *(
+                UpdateService(old, new, Others(services, new.id))
+                for old, new in updates
+                if _without_node_ports(old) != _without_node_ports(new)
+            ),
+            *(AddService(each.new) for each in changed if each.old is None and each.new is not None),
+        ]
 
 
-def _is_same(one: SVC, other: SVC) -> bool:
-    return one is other
+class _Changed(NamedTuple):
+    """A Service before and after a change; None where it is not complete."""
+
+    old: ResolvedService | None
+    new: ResolvedService | None
 
 
-def _is_complete(service: ResolvedService, facts: ObjectFacts) -> bool:
-    return service.id in facts.services_with_endpoints or service.svcs[0].type is SVCType.HOST_PORT
+def _hosts(facts: ObjectFacts) -> frozenset[bytes]:
+    return facts.addresses_of_nodes.union(facts.node_addresses)
 
 
-def _changes(before: Mapping[str, ResolvedService], after: Mapping[str, ResolvedService]) -> Iterator[Call]:
-    services = tuple(after.values())
-    for name, service in before.items():
-        if name not in after:
-            yield DeleteService(service, Others(services, name))
-    added = []
-    for name, service in after.items():
-        old = before.get(name)
-        if old is None:
-            added.append(AddService(service))
-        elif service is not old and _without_node_ports(service) != _without_node_ports(old):
-            yield UpdateService(old, service, Others(services, name))
-    yield from added
+def _rows_of(state: State, names: Set[ServiceName]) -> dict[ServiceName, list[SVC]]:
+    """Return the rows of some Services: an index of all is not worth it."""
+    found: dict[ServiceName, list[SVC]] = {}
+    for svc in state.services:
+        if svc.name in names:
+            found.setdefault(svc.name, []).append(svc)
+    return found
 
 
 def _without_node_ports(service: ResolvedService) -> tuple[ResolvedService, tuple[SVC, ...]]:
@@ -331,21 +365,9 @@ def _without_node_ports(service: ResolvedService) -> tuple[ResolvedService, tupl
     return service.without_node_ports(), tuple(svc for svc in service.svcs if svc.type not in _ON_NODE)
 
 
-def _node_ports(
-    before: Mapping[str, ResolvedService],
-    after: Mapping[str, ResolvedService],
-    ips: IPAddresses,
-    ips_before: IPAddresses,
-) -> Iterator[Call]:
-    """Yield the call about NodePorts, where they or the node's addresses changed and no other call has it."""
-    if ips != ips_before or any(
-        service is not old and _has_other_node_ports(old, service)
-        for name, service in after.items()
-        if (old := before.get(name)) is not None
-    ):
-        yield UpdateNodePortServices(ips, tuple(service for service in after.values() if service.has_node_port()))
-
-
-def _has_other_node_ports(old: ResolvedService, new: ResolvedService) -> bool:
-    """Return whether two Services differ in what is on the node's addresses, and in nothing else."""
-    return _without_node_ports(old) == _without_node_ports(new) and (old.ports, old.svcs) != (new.ports, new.svcs)
+def _is_of_node_ports(changed: _Changed) -> bool:
+    """Return whether a Service changed in what is on the node's addresses, and in nothing else."""
+    old, new = changed
+    if old is None or new is None or _without_node_ports(old) != _without_node_ports(new):
+        return False
+    return (old.ports, old.svcs) != (new.ports, new.svcs)

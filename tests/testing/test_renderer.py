@@ -123,6 +123,13 @@ class TestRecordTortured(_InAFile, TortureSuite):
         return renderer("record", {"file": str(self.path)})
 
 
+class TestNone(RendererSuite):
+    holds_state = False
+
+    def make_renderer(self) -> ServiceRenderer:
+        return renderer("none")
+
+
 # --- and the suites find what is wrong ---
 
 
