@@ -111,7 +111,7 @@ class Conntrack:
 
     def _dump(self, family: Family, body: bytes) -> Iterator[Connection]:
         for answer in self._ask(_GET, _REQUEST | _DUMP, family, body):
-            if found := _read(family, answer):
+            if found := read_connection(family, answer):
                 yield found
 
     def _delete(self, found: Connection) -> bool:
@@ -165,7 +165,7 @@ def _flags(kind: int, value: int) -> bytes:
     return attribute(kind, struct.pack("=I", value))
 
 
-def _read(family: Family, answer: bytes) -> Connection | None:
+def read_connection(family: Family, answer: bytes) -> Connection | None:
     """Return a connection whose destination was translated; None for another one."""
     parts = attributes_of(answer)
     if not read_u32(parts.get(_STATUS, bytes(4))) & _DST_NAT or _TUPLE_REPLY not in parts:
