@@ -70,6 +70,11 @@ class NodeSurroundings:
         finally:
             watcher.close()
 
+    def reconfigure(self, config: Config) -> None:
+        """Take over a configuration."""
+        self._config, self._known = config, ()
+        self._take(self.network)
+
     def _take(self, network: NodeNetwork) -> None:
         self.network = network
         known = (network.links, network.routes4, network.routes6, network.own4, network.own6)
@@ -175,6 +180,11 @@ class RendererPlane(PlainPlane):
             self.features = frozenset(Feature(word) for word in words & {each.value for each in Feature})
             self._log = self._shared.log(View(NEEDS_NODES in words, HOST_PORTS in words, self._family))
             self.error = ""
+
+    async def reconfigure(self, config: Config) -> dict[str, str]:
+        """Take over a configuration: --device may name other interfaces of clients."""
+        self._surroundings.reconfigure(config)
+        return await super().reconfigure(config)
 
     def close(self) -> None:
         """Let go of the renderer; what is in force stays."""

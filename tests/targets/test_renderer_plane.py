@@ -13,11 +13,12 @@ from msgspec.structs import replace
 
 from lbagent.config import Config
 from lbagent.errors import ConfigError
-from lbagent.net.snapshot import NodeNetwork
+from lbagent.net.routes import Route, RouteTable
+from lbagent.net.snapshot import Link, NodeNetwork
 from lbagent.objects.records import Node, Origin
 from lbagent.render import Difference, Interfaces
 from lbagent.render.renderer_names import RendererError, Unavailable
-from lbagent.render.service_calls import Surroundings
+from lbagent.render.service_calls import Surroundings, View
 from lbagent.render.shared_calls import SharedCalls
 from lbagent.resolve import Options, Resolver
 from lbagent.sync.loop import SyncLoop
@@ -254,3 +255,30 @@ async def test_two_that_translate_a_family() -> None:
     plane = world.plane("mine", lambda: lambda _settings: NotingRenderer(words), must_work=False, on_translates=refuse)
     with pytest.raises(ConfigError, match="both translate"):
         await plane.open(lambda: None)
+
+
+async def test_the_interfaces_of_clients_are_those_of_device() -> None:
+    def link(index: int, name: str, mac: bytes = b"\x02\0\0\0\0\x01") -> tuple[int, Link]:
+        return index, Link(index, name, mac, 1500, True)
+
+    default = Route(bytes(4), 0, 2, bytes((10, 0, 0, 254)))
+    to_pod = Route(bytes((10, 1, 1, 5)), 32, 3)
+    own = RouteTable((Route(bytes((10, 0, 0, 1)), 32, 2),))
+    links = dict([link(1, "lo", bytes(6)), link(2, "eth0"), link(3, "veth5"), link(4, "eth1")])
+    none = RouteTable(())
+    network = NodeNetwork(links, (), RouteTable((default, to_pod)), none, own, none, {})
+    renderer = NotingRenderer()
+    world = World(renderer)
+    async with world.running():
+        world.surroundings.take(network)
+        local = replace(endpoints(1, 5, 6), endpoints=(replace(endpoints(1, 5).endpoints[0], node="me"),))
+        world.source.first_list(NODE, service(1), local)
+        await world.loop.settled()
+        world.surroundings.take(replace(network, neighbours={}))
+        assert world.shared.log(View()).snapshot().frontend_ifs == Interfaces("eth0"), "of the default route"
+        assert world.shared.log(View()).snapshot().backend_ifs == Interfaces("veth5")
+        await world.planes[0].reconfigure(Config(device=("eth*",)))
+        await eventually(lambda: renderer.calls[2:] == ["frontend_ifs {eth0, eth1}", "flush"])
+        moved = RouteTable((default, replace(to_pod, ifindex=4)))
+        world.surroundings.take(replace(network, routes4=moved))
+        await eventually(lambda: renderer.calls[4:] == ["backend_ifs {eth1}", "flush"])

@@ -9,8 +9,14 @@ import pytest
 from lbagent.config import Config
 from lbagent.errors import ConfigError, Unsupported
 from lbagent.kernel import features
+from lbagent.model.address import L3n4Addr
+from lbagent.model.service import SVC
+from lbagent.model.state import State
 from lbagent.render.renderer_names import SHIPPED, renderer_rows
-from lbagent.targets.nftables import nft_plane, nft_table
+from lbagent.sync.target_protocol import Desired
+from lbagent.targets.bpf import bpf_renderer
+from lbagent.targets.bpf.bpf_plane import BpfDataPlane
+from lbagent.targets.nftables import nft_plane, nft_renderer, nft_table
 from lbagent.targets.none.none_renderer import NonePlane
 from lbagent.targets.renderers import chosen, data_planes
 
@@ -62,6 +68,42 @@ def test_one_that_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unsupported, match="--renderer nftables is not available: no rights") as found:
         asyncio.run(plane.open(lambda: None))
     assert found.value.exit_code == 77
+
+
+def test_auto_takes_bpf_where_it_can(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(bpf_renderer, "unavailable", lambda: "")
+    (found,) = chosen(Config(renderer=("auto",)))
+    assert found.name == "bpf"
+    monkeypatch.setattr(bpf_renderer, "unavailable", lambda: "no BPF here")
+    monkeypatch.setattr(nft_renderer, "unavailable", lambda: "")
+    planes = data_planes(Config(renderer=("record=/dev/null", "auto")))
+    assert [plane.name for plane in planes] == ["nftables", "record"]
+    (record,) = caplog.records
+    assert (record.levelname, record.reason) == ("WARNING", "no BPF here")  # type: ignore[attr-defined]
+    monkeypatch.setattr(nft_renderer, "unavailable", lambda: "no rights")
+    with pytest.raises(
+        Unsupported, match="--renderer auto is not available: bpf: no BPF here; nftables: no rights"
+    ) as gone:
+        chosen(Config(renderer=("auto",)))
+    assert gone.value.exit_code == 77
+
+
+async def test_bpf_of_one_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Desired] = []
+
+    async def reconcile(_plane: BpfDataPlane, desired: Desired) -> None:
+        given.append(desired)
+
+    monkeypatch.setattr(BpfDataPlane, "reconcile", reconcile)
+    words = ("bpf=family=ipv6", "nftables=family=ipv4")
+    bpf, nftables = data_planes(Config(renderer=words))
+    assert (bpf.name, nftables.name) == ("bpf", "nftables")
+    four, six = SVC(L3n4Addr("10.0.0.1", 80)), SVC(L3n4Addr("2001:db8::1", 80))
+    state = State(7, (four, six))
+    for _ in range(2):
+        await bpf.reconcile(Desired(state))
+    assert [(each.state.generation, each.state.services) for each in given] == [(7, (six,))] * 2
+    assert given[0].state is given[1].state
 
 
 def test_the_planes_are_made_in_their_order() -> None:
