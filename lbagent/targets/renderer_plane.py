@@ -14,10 +14,11 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lbagent.config import Config
-from lbagent.config.device_names import AUTO, DevicesPresent, choose_devices
+from lbagent.config.device_names import AUTO, choose_devices
 from lbagent.errors import ConfigError, LbError
 from lbagent.model.address import parse_ip
 from lbagent.model.family import Family
+from lbagent.net.devices_present import devices_present
 from lbagent.net.snapshot import EMPTY, NodeNetwork
 from lbagent.render.renderer_names import RendererError, Unavailable, capabilities_of, make_renderer
 from lbagent.render.renderer_thread import CALL_TIMEOUT_S, RendererThread
@@ -86,14 +87,8 @@ class NodeSurroundings:
 
     def _frontend_devices(self) -> Iterable[str]:
         """Return the devices of --device; without it, those of the default routes."""
-        network, config = self.network, self._config
-        defaults = network.routes4.default_devices | network.routes6.default_devices
-        present = DevicesPresent(
-            [link.name for link in network.links.values()],
-            [link.name for link in network.links.values() if not link.mac.strip(b"\0")],
-            [link.name for index, link in network.links.items() if index in defaults],
-        )
-        return choose_devices(config.device or (AUTO,), present, config.pod_device).names
+        config = self._config
+        return choose_devices(config.device or (AUTO,), devices_present(self.network), config.pod_device).names
 
     def _device_of(self, address: str) -> str:
         """Return the device by which this node reaches a Pod of its own, '' where there is no route to it."""
