@@ -18,7 +18,6 @@ from lbagent.config.renderer_words import AUTO, RendererSettings, RendererWord, 
 from lbagent.errors import ConfigError
 from lbagent.model.family import Family
 from lbagent.render.renderer_names import NOT_BUILT, SHIPPED, Unavailable, factory_of, names, plug_in
-from lbagent.render.shared_calls import SharedCalls
 from lbagent.targets.data_plane import DataPlane
 
 log = logging.getLogger(__name__)
@@ -122,7 +121,7 @@ class _Makers:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._calls = SharedCalls()
+        self._calls: Any = None
         self._surroundings: Any = None
         self._claims = Claims()
 
@@ -134,9 +133,11 @@ class _Makers:
         if make is not None:
             made: DataPlane = make(self._config, RendererSettings(each.settings, each.family))
             return made
+        from lbagent.render.shared_calls import SharedCalls
         from lbagent.targets.renderer_plane import NodeSurroundings, RendererPlane
 
         if self._surroundings is None:
+            self._calls = SharedCalls()
             self._surroundings = NodeSurroundings(self._config, self._calls)
         return RendererPlane(
             self._config,
