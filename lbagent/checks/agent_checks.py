@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lbagent.api.target_rows import problem_of_target
 from lbagent.checks.running_context import RunningContext
 from lbagent.kernel.private_folder import unwritable
 from lbagent.model.check import Check, Result, Severity
@@ -21,7 +20,7 @@ def target_failed(context: RunningContext) -> Iterator[Result]:
     """Report each data plane that does not match the State; single frontends of the maps have their own results."""
     bpf = context.agent.bpf
     for runner in context.agent.loop.runners:
-        problem = bpf.error if runner.target is bpf else problem_of_target(runner)
+        problem = bpf.error if runner.target is bpf else runner.problem
         if problem:
             yield Result(runner.target.name, {"target": runner.target.name, "problem": problem})
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from lbagent.agent.condition_monitor import ConditionMonitor
+from lbagent.checks.condition_monitor import ConditionMonitor
 from lbagent.bpf.run import sweep
 from lbagent.bpf.run.sweep import Sweeper
 from lbagent.checks import drop_checks, path_checks

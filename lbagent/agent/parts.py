@@ -1,0 +1,153 @@
+"""The parts of the running agent: each is built with what it needs, and bound to the rows that show it (api/capabilities)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from lbagent.agent.config_in_force import ConfigInForce
+from lbagent.agent.frontend_owners import FrontendOwners
+from lbagent.api.agent_status import AgentStatus
+from lbagent.api.backend_requests import BackendRequests
+from lbagent.api.capabilities import (
+    agent_status,
+    backends,
+    bgp,
+    kube_proxy,
+    metrics,
+    native_pools,
+    services,
+    sync,
+    traffic,
+    vips,
+)
+from lbagent.api.capabilities.kube_proxy import ProxyProgress
+from lbagent.api.capabilities.sync import SyncParts
+from lbagent.api.capability import Bound, bind
+from lbagent.api.drains import Drains
+from lbagent.api.listed_services import ServedServices
+from lbagent.api.metrics_text import MetricsText
+from lbagent.api.operator_states import OperatorStates
+from lbagent.checks.condition_monitor import ConditionMonitor
+from lbagent.checks.table import current_texts, running_checks
+from lbagent.healthz.node_servers import NodeServers
+from lbagent.model.address import L3n4Addr
+from lbagent.objects.object_event import EventSink
+from lbagent.objects.source import Source
+from lbagent.sources.operator import OperatorSource
+from lbagent.sync.loop import SyncLoop
+from lbagent.targets.data_plane import DataPlane
+
+if TYPE_CHECKING:
+    from lbagent.agent.announcing import Announcing
+    from lbagent.announce.announcer import Announcer
+    from lbagent.apilb.native.pool_rows import NativePools
+    from lbagent.config import Config
+
+
+class Base(NamedTuple):
+    """What every other part is built with."""
+
+    in_force: ConfigInForce
+    operator: OperatorSource
+    sources: Sequence[Source]  # the operator's, too
+    events: Sequence[EventSink]  # where Events about objects go
+    loop: SyncLoop
+    plane: DataPlane  # the serving one of the targets of the loop
+    owners: FrontendOwners
+
+
+class CheckedAgent:
+    """What checks of the agent read (checks/running_agent.py)."""
+
+    def __init__(self, base: Base, node_servers: NodeServers, announcer: Announcer | None) -> None:
+        self._in_force = base.in_force
+        self.sources, self.loop, self.plane, self.owners = base.sources, base.loop, base.plane, base.owners
+        self.node_servers, self.announcer = node_servers, announcer
+
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return self._in_force.config
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """Why single settings are not in force."""
+        return self._in_force.problems
+
+
+class Parts(NamedTuple):
+    """The parts that the agent starts. `announcing` is there with --announce, `native` with --apilb."""
+
+    base: Base
+    node_servers: NodeServers
+    states: OperatorStates
+    drains: Drains
+    status: AgentStatus
+    announcing: Announcing | None
+    native: NativePools | None
+
+
+def build_parts(base: Base, announcing: Announcing | None, native: NativePools | None) -> Parts:
+    """Build what serves requests and looks after the agent."""
+    config, loop, plane, sources = base.in_force.config, base.loop, base.plane, base.sources
+
+    def is_ready() -> bool:
+        return status.ready
+
+    node_servers = NodeServers(
+        config, loop, plane, sources, lambda: loop.local_node().node_port_addresses, base.events, is_ready
+    )
+    states = OperatorStates(
+        plane,
+        loop,
+        sources,
+        base.operator,
+        state_dir=config.state_dir,
+        node_name=config.name_of_node,
+        events=base.events,
+    )
+    drains = Drains(
+        base.operator,
+        lambda: plane.current_state,
+        plane.count_flows,
+        lambda: plane.sweeps,
+        lambda: _failing_backends(plane),
+    )
+    checked = CheckedAgent(base, node_servers, announcing.announcer if announcing else None)
+    status = AgentStatus(
+        config.name_of_node,
+        plane,
+        loop,
+        sources,
+        drains,
+        ConditionMonitor(checked, running_checks(has_bpf=plane.name == "bpf")),
+        lambda: current_texts(checked, "state-dir-unusable", "announcing-failed", "setting-not-in-force"),
+    )
+    return Parts(base, node_servers, states, drains, status, announcing, native)
+
+
+def _failing_backends(plane: DataPlane) -> Collection[L3n4Addr]:
+    """Return the backends of frontends whose last write failed: the maps may still give them new flows."""
+    frontends = (plane.current_state.by_frontend.get(frontend) for frontend in plane.failing)
+    return {backend.address for svc in frontends if svc is not None for backend in svc.backends}
+
+
+def capabilities(parts: Parts) -> list[Bound]:
+    """Return what this agent can do, each with the part that has its values, in the order of /metrics."""
+    in_force, loop, plane = parts.base.in_force, parts.base.loop, parts.base.plane
+    codes = parts.node_servers.health.codes
+    bound = [
+        bind(agent_status.CAPABILITY, parts.status),
+        bind(sync.CAPABILITY, SyncParts(plane, loop, parts.base.sources)),
+        bind(kube_proxy.CAPABILITY, ProxyProgress(loop.record, codes, lambda: plane.state.services)),
+        bind(traffic.CAPABILITY, plane),
+    ]
+    if parts.announcing is not None:
+        bound.append(bind(bgp.CAPABILITY, parts.announcing.speaker))
+        bound.append(bind(vips.CAPABILITY, parts.announcing.announcer))
+    if parts.native is not None:
+        bound.append(bind(native_pools.CAPABILITY, parts.native))
+    bound.append(bind(services.CAPABILITY, ServedServices(plane, lambda: in_force.config.external_clusterip)))
+    bound.append(bind(backends.CAPABILITY, BackendRequests(plane, parts.states, parts.drains)))
+    return [*bound, bind(metrics.CAPABILITY, MetricsText(bound))]
