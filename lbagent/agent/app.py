@@ -139,7 +139,7 @@ class Agent:
         resolver.set_previous_owner(owners.read())
         loop = SyncLoop(resolver, sources, targets=planes)
         loop.on_owners = owners.changed
-        base = Base(ConfigInForce(config, problems), operator, sources, event_sinks(sources), loop, plane, owners)
+        base = Base(ConfigInForce(config, problems), operator, sources, event_sinks(sources), loop, planes, owners)
         loop.on_messages = MessageEvents(base.events).update
         log.info(
             "agent starts",

@@ -53,8 +53,13 @@ class Base(NamedTuple):
     sources: Sequence[Source]  # the operator's, too
     events: Sequence[EventSink]  # where Events about objects go
     loop: SyncLoop
-    plane: DataPlane  # the serving one of the targets of the loop
+    planes: Sequence[DataPlane]  # the serving one first
     owners: FrontendOwners
+
+    @property
+    def plane(self) -> DataPlane:
+        """The serving data plane."""
+        return self.planes[0]
 
 
 class CheckedAgent:
@@ -121,7 +126,7 @@ def build_parts(base: Base, announcing: Announcing | None, native: NativePools |
         loop,
         sources,
         drains,
-        ConditionMonitor(checked, running_checks(has_bpf=plane.name == "bpf")),
+        ConditionMonitor(running_checks(checked, base.planes)),
         lambda: current_texts(checked, "state-dir-unusable", "announcing-failed", "setting-not-in-force"),
     )
     return Parts(base, node_servers, states, drains, status, announcing, native)

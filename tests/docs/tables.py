@@ -8,14 +8,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lbagent import errors
 from lbagent.api.api_routes import ROUTES, TEXT
 from lbagent.api.listed_fields import LISTS, ListedFields
+from lbagent.observe.metrics import every_metric
+
+from lbagent import errors
 from lbagent.checks.table import every_check
 from lbagent.cli.setting_options import other_name_help
 from lbagent.config import RELOADABLE, Option, options
 from lbagent.maps.reasons import Reason, label
-from lbagent.observe.metrics import every_metric
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FILE, API_FILE = DOCS / "operations.md", DOCS / "api.md"
