@@ -10,13 +10,13 @@ from lbagent.agent.frontend_owners import FrontendOwners
 from lbagent.api.agent_status import AgentStatus
 from lbagent.api.backend_requests import BackendRequests
 from lbagent.api.capabilities import (
-    agent_status,
-    backends,
     bgp,
     kube_proxy,
     metrics,
     native_pools,
+    node_backends,
     services,
+    status,
     sync,
     traffic,
     vips,
@@ -98,7 +98,7 @@ def build_parts(base: Base, announcing: Announcing | None, native: NativePools |
     config, loop, plane, sources = base.in_force.config, base.loop, base.plane, base.sources
 
     def is_ready() -> bool:
-        return status.ready
+        return agent_status.ready
 
     node_servers = NodeServers(
         config, loop, plane, sources, lambda: loop.local_node().node_port_addresses, base.events, is_ready
@@ -120,7 +120,7 @@ def build_parts(base: Base, announcing: Announcing | None, native: NativePools |
         lambda: _failing_backends(plane),
     )
     checked = CheckedAgent(base, node_servers, announcing.announcer if announcing else None)
-    status = AgentStatus(
+    agent_status = AgentStatus(
         config.name_of_node,
         plane,
         loop,
@@ -129,7 +129,7 @@ def build_parts(base: Base, announcing: Announcing | None, native: NativePools |
         ConditionMonitor(running_checks(checked, base.planes)),
         lambda: current_texts(checked, "state-dir-unusable", "announcing-failed", "setting-not-in-force"),
     )
-    return Parts(base, node_servers, states, drains, status, announcing, native)
+    return Parts(base, node_servers, states, drains, agent_status, announcing, native)
 
 
 def _failing_backends(plane: DataPlane) -> Collection[L3n4Addr]:
@@ -143,7 +143,7 @@ def capabilities(parts: Parts) -> list[Bound]:
     in_force, loop, plane = parts.base.in_force, parts.base.loop, parts.base.plane
     codes = parts.node_servers.health.codes
     bound = [
-        bind(agent_status.CAPABILITY, parts.status),
+        bind(status.CAPABILITY, parts.status),
         bind(sync.CAPABILITY, SyncParts(plane, loop, parts.base.sources)),
         bind(kube_proxy.CAPABILITY, ProxyProgress(loop.record, codes, lambda: plane.state.services)),
         bind(traffic.CAPABILITY, plane),
@@ -154,5 +154,5 @@ def capabilities(parts: Parts) -> list[Bound]:
     if parts.native is not None:
         bound.append(bind(native_pools.CAPABILITY, parts.native))
     bound.append(bind(services.CAPABILITY, ServedServices(plane, lambda: in_force.config.external_clusterip)))
-    bound.append(bind(backends.CAPABILITY, BackendRequests(plane, parts.states, parts.drains)))
+    bound.append(bind(node_backends.CAPABILITY, BackendRequests(plane, parts.states, parts.drains)))
     return [*bound, bind(metrics.CAPABILITY, MetricsText(bound))]

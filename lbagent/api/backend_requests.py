@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from lbagent.api.capabilities.backends import BACKENDS
+from lbagent.api.capabilities.node_backends import BACKENDS
 from lbagent.api.drains import DrainRow, Drains
 from lbagent.api.listed_backends import ListedBackend, listed_backends
 from lbagent.api.named_backends import Cleared, ClearState, NamedBackends, SetState, StartDrain, named_backends
@@ -30,7 +30,7 @@ class _ToSet(NamedTuple):
 
 
 class BackendRequests:
-    """The methods are the answers of capabilities/backends.py."""
+    """The methods are the answers of capabilities/node_backends.py."""
 
     def __init__(self, plane: DataPlane, states: OperatorStates, drains: Drains) -> None:
         self._plane, self._states, self._drains = plane, states, drains

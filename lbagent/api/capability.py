@@ -10,7 +10,8 @@ of the agent for types alone, and inside the functions that need them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from lbagent.observe.metric import Metric
@@ -28,22 +29,34 @@ NUMBER, TEXT, BOOLEAN, TEXTS, ROWS, OBJECT = (
 )
 
 
-class Field(NamedTuple, Generic[Item]):
-    """One word of a list: a key of the JSON, a column of the table, or both.
+class Field(Generic[Item]):
+    """One word of a list: a key of the JSON, a column of the table, or both."""
 
-    `value` makes the value in the JSON, `cell` the text in the table where that is another one.
-    """
+    def __init__(
+        self,
+        key: str,
+        kind: str,
+        meaning: str,
+        value: Callable[[Item], object] | None,
+        title: str = "",
+        cell: Callable[[Row], object] | None = None,
+        *,
+        wide: bool = False,
+        shown_with: str = "",
+        cut: bool = False,
+        optional: bool = False,
+    ) -> None:
+        """`value` makes the value in the JSON, `cell` the text in the table where that is another one."""
+        self.key, self.kind, self.meaning, self.value = key, kind, meaning, value  # key '': only a column
+        self.title, self.cell = title, cell  # title of the column; '': it has none
+        self.wide = wide  # a column of -o wide
+        self.shown_with = shown_with  # of -o wide, and of a table with a row that has this key
+        self.cut = cut  # its cells may be cut
+        self.optional = optional  # left out of the JSON where it is 0, empty or not known
 
-    key: str  # '': only a column
-    kind: str
-    meaning: str
-    value: Callable[[Item], object] | None
-    title: str = ""  # of the column; '': it has none
-    cell: Callable[[Row], object] | None = None
-    wide: bool = False  # a column of -o wide
-    shown_with: str = ""  # of -o wide, and of a table with a row that has this key
-    cut: bool = False  # its cells may be cut
-    optional: bool = False  # left out of the JSON where it is 0, empty or not known
+    def replaced(self, **changes: Any) -> Field[Item]:
+        """Return the same word with these attributes."""
+        return Field(**vars(self) | changes)
 
     def cell_of(self, row: Row) -> object:
         """Return what the table shows."""
@@ -61,16 +74,24 @@ class ListedFields(Generic[Item]):
         self.record = record  # its name in routes and docs/api.md
         self.fields = fields
         self.columns = columns
-        self._always = [(each.key, each.value) for each in fields if each.value and not each.optional]
-        self._optional = [(each.key, each.value) for each in fields if each.value and each.optional]
 
-    def row(self, item: Item) -> Row:
-        """Return the JSON of an item. There are 100,000 of them in a large cluster."""
-        out: Row = {key: value(item) for key, value in self._always}
-        for key, make in self._optional:
-            if value := make(item):
-                out[key] = value
-        return out
+    @cached_property
+    def row(self) -> Callable[[Item], Row]:
+        """A function that returns the JSON of an item.
+
+        There are 100,000 of them in a large cluster: its code is written here, as dataclasses write theirs, without a loop over the
+        fields.
+        """
+        names = {f"value_{number}": each.value for number, each in enumerate(self.fields) if each.value}
+        calls = {each.key: f"value_{number}(item)" for number, each in enumerate(self.fields) if each.value}
+        optional = {each.key for each in self.fields if each.optional}
+        always = ", ".join(f"{key!r}: {call}" for key, call in calls.items() if key not in optional)
+        lines = ["def row(item):", f"    out = {{{always}}}"]
+        lines += [f"    if value := {calls[key]}:\n        out[{key!r}] = value" for key in calls if key in optional]
+        namespace: dict[str, Any] = dict(names)
+        exec("\n".join([*lines, "    return out"]), namespace)  # noqa: S102 - of these rows alone
+        row: Callable[[Item], Row] = namespace["row"]
+        return row
 
     @property
     def shown(self) -> list[Field[Item]]:
@@ -79,31 +100,34 @@ class ListedFields(Generic[Item]):
         return sorted((each for each in self.fields if each.title), key=lambda each: place.get(each.title, len(place)))
 
 
-class Route(NamedTuple, Generic[Part]):
+class Route(Generic[Part]):
     """One route. `answer` gets the part, then the texts of the query in this order, or the record of the body.
 
     It returns a record, an iterable of records, of items of a ListedFields or of texts, or an awaitable of these.
     """
 
-    name: str  # of AgentClient's method
-    method: str
-    path: str
-    record: str | ListedFields[Any]  # MODULE:NAME of a record, a list, or TEXT
-    meaning: str  # what it does and answers, for docs/api.md
-    answer: Callable[..., Any]
-    is_list: bool = False  # of such records; every ListedFields is one
-    query: tuple[tuple[str, str], ...] = ()  # keys, all optional, and the value of one that is left out
-    body: str = ""  # MODULE:NAME of a record
-
-    @property
-    def many(self) -> bool:
-        """Whether the answer is a list."""
-        return self.is_list or isinstance(self.record, ListedFields)
-
-    @property
-    def is_text(self) -> bool:
-        """Whether the answer is no JSON."""
-        return self.record == TEXT
+    def __init__(
+        self,
+        name: str,
+        method: str,
+        path: str,
+        record: str | ListedFields[Any],
+        meaning: str,
+        answer: Callable[..., Any],
+        *,
+        is_list: bool = False,
+        query: tuple[tuple[str, str], ...] = (),
+        body: str = "",
+    ) -> None:
+        """`record`: MODULE:NAME, a list, or TEXT. `body`: MODULE:NAME. `query`: keys, each with the value of one left out."""
+        self.name = name  # of AgentClient's method
+        self.method, self.path = method, path
+        self.record = record
+        self.meaning = meaning  # what it does and answers, for docs/api.md
+        self.answer = answer
+        self.many = is_list or isinstance(record, ListedFields)
+        self.is_text = record == TEXT
+        self.query, self.body = query, body
 
     @property
     def record_name(self) -> str:
@@ -111,22 +135,24 @@ class Route(NamedTuple, Generic[Part]):
         return self.record.record if isinstance(self.record, ListedFields) else self.record.rpartition(":")[2]
 
 
-class Capability(NamedTuple, Generic[Part]):
-    """The rows of one capability. `subject` returns what the metrics read, once for each scrape."""
+class Capability(Generic[Part]):
+    """The rows of one capability."""
 
-    routes: Sequence[Route[Part]] = ()
-    metrics: Sequence[Metric[Any]] = ()
-    subject: Callable[[Part], Any] = lambda part: part
-    off: str = ""  # the answer of an agent without it (404): why, and what to do
+    def __init__(
+        self,
+        routes: Sequence[Route[Part]] = (),
+        metrics: Sequence[Metric[Any]] = (),
+        subject: Callable[[Part], Any] = lambda part: part,
+        off: str = "",
+    ) -> None:
+        """`subject` returns what the metrics read, once for each scrape."""
+        self.routes, self.metrics, self.subject = routes, metrics, subject
+        self.off = off  # the answer of an agent without it (404): why, and what to do
 
 
-class Bound(NamedTuple):
-    """A capability of this agent, with the part that has its values."""
-
-    capability: Capability[Any]
-    part: Any
+Bound = tuple[Capability[Any], Any]  # a capability of this agent, with the part that has its values
 
 
 def bind(capability: Capability[Part], part: Part) -> Bound:
     """Return the capability with its part, whose type it names."""
-    return Bound(capability, part)
+    return capability, part

@@ -1,4 +1,4 @@
-"""The backends that are listed, one at a time: capabilities/backends.py makes their rows."""
+"""The backends that are listed, one at a time: capabilities/node_backends.py makes their rows."""
 
 from __future__ import annotations
 
@@ -14,20 +14,16 @@ from lbagent.model.backend import Backend, BackendState
 from lbagent.targets.data_plane import BackendWay, FlowCounts, WayOf
 
 
-class ListedBackend(Struct, frozen=True):
-    """A backend of the node: what is known of it at one moment."""
+class ListedBackend(Struct, frozen=True, gc=False):
+    """A backend of the node at one moment."""
 
     backend: Backend
     services: Sequence[str]
-    flows: FlowCounts
+    flow_count: int  # live flows; -1 before the first count
+    flows_age_s: float  # how long ago they were counted; 0: for this answer
     set_by: SetBy | None
     way: BackendWay
     drain: DrainProgress | None
-
-    @property
-    def flow_count(self) -> int:
-        """Live flows; -1 before the first count."""
-        return -1 if self.flows.live is None else self.flows.live.get(self.backend.id, 0)
 
 
 _NONE_SET: Mapping[L3n4Addr, SetBy] = {}
@@ -42,6 +38,7 @@ def listed_backends(
 ) -> Iterator[ListedBackend]:
     """Yield each with what is known of it. A state that another one has replaced was set by nobody."""
     drain_of = {drain.address: drain for drain in drains}
+    live, age_s = flows.live, round(flows.age_s, 1) if flows.live is not None else 0.0
     for backend, services in used:
         by = states_set.get(backend.address)
         drain = drain_of.get(backend.address.with_protocol()) if drain_of else None
@@ -49,7 +46,8 @@ def listed_backends(
         yield ListedBackend(
             backend,
             services,
-            flows,
+            -1 if live is None else live.get(backend.id, 0),
+            age_s,
             by if by is not None and by.state is backend.state else None,
             way_of(backend),
             _progress(drain) if drain is not None and is_drained else None,

@@ -28,7 +28,7 @@ class ListedMember(Struct, frozen=True, gc=False):
     selectable: bool
 
 
-class ListedService(Struct, frozen=True):
+class ListedService(Struct, frozen=True, gc=False):
     """A frontend. `reached`: sources outside the node reach it, though it is a ClusterIP."""
 
     svc: SVC
@@ -37,7 +37,7 @@ class ListedService(Struct, frozen=True):
     @property
     def flags(self) -> Sequence[str]:
         """The flags that have an effect: with `reached` the programs pass over `non-routable`."""
-        return _words(self.svc.flags, reached=self.reached)
+        return _words(self.svc.flags, self.reached)
 
     @property
     def members(self) -> list[Row]:
@@ -48,7 +48,7 @@ class ListedService(Struct, frozen=True):
 
 
 @lru_cache(maxsize=256)  # 10,000 frontends have a few different flags
-def _words(flags: ServiceFlags, *, reached: bool) -> tuple[str, ...]:
+def _words(flags: ServiceFlags, reached: bool) -> tuple[str, ...]:
     return tuple(word for word in flags.words() if not (reached and word == NON_ROUTABLE))
 
 

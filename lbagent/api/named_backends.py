@@ -62,7 +62,7 @@ class Cleared(Struct):
     cleared: list[str]  # addresses and pod/NAMESPACE/NAME whose set state was forgotten
     backends: list[
         dict[str, object]
-    ]  # BackendRow (capabilities/backends.py): those of them that are served, as they are now
+    ]  # BackendRow (capabilities/node_backends.py): those of them that are served, as they are now
 
 
 class Named(NamedTuple):

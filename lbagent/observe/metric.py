@@ -6,7 +6,7 @@ exposition.py writes the text.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 if TYPE_CHECKING:
     from lbagent.model.histogram import Histogram
@@ -15,18 +15,25 @@ Subject = TypeVar("Subject")
 LabelledValues = Iterable[tuple[tuple[str, ...], float]]
 
 
-class Metric(NamedTuple, Generic[Subject]):
-    """One metric: name, type, help text, and the function that makes its samples.
+class Metric(Generic[Subject]):
+    """One metric: name, type, help text, and the function that makes its samples."""
 
-    `value` returns a number, a histogram, numbers with the values of `labels`, or None where there is nothing to show.
-    """
+    def __init__(
+        self,
+        name: str,
+        kind: Literal["counter", "gauge", "histogram"],
+        help: str,  # noqa: A002 - Prometheus' word
+        value: Callable[[Subject], float | Histogram | LabelledValues | None],
+        labels: tuple[str, ...] = (),
+        *,
+        is_large: bool = False,
+    ) -> None:
+        """`value` returns a number, a histogram, numbers with the values of `labels`, or None where there is nothing to show.
 
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    help: str
-    value: Callable[[Subject], float | Histogram | LabelledValues | None]
-    labels: tuple[str, ...] = ()
-    is_large: bool = False  # a sample for each frontend or backend: it follows the small metrics
+        `is_large`: it has a sample for each frontend or backend; these metrics follow the small ones.
+        """
+        self.name, self.kind, self.help, self.value, self.labels = name, kind, help, value, labels
+        self.is_large = is_large
 
 
 def by_word(values: Mapping[str, float]) -> LabelledValues:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from lbagent.announce.bgp.speaker import BgpPeerRow
 from lbagent.api.agent_status import MapUsage, SourceStatus, Status
 from lbagent.api.backend_requests import BackendRequests
-from lbagent.api.capabilities import agent_status, backends, bgp, metrics, services, sync
+from lbagent.api.capabilities import bgp, metrics, node_backends, services, status, sync
 from lbagent.api.capabilities.sync import SyncParts
 from lbagent.api.capability import Bound, bind
 from lbagent.api.drains import DrainRow, Drains
@@ -230,11 +230,11 @@ class Agent:
         """Bind the rows to this agent."""
         view = cast("Any", _View(self))
         return [
-            bind(agent_status.CAPABILITY, view),
+            bind(status.CAPABILITY, view),
             bind(sync.CAPABILITY, SyncParts(view, view, ())),
             bind(bgp.CAPABILITY, view),
             bind(services.CAPABILITY, ServedServices(view, lambda: self.clusterips_are_reached)),
-            bind(backends.CAPABILITY, BackendRequests(view, view, self.drain_follower)),
+            bind(node_backends.CAPABILITY, BackendRequests(view, view, self.drain_follower)),
             bind(metrics.CAPABILITY, view),
         ]
 

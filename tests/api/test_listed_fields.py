@@ -11,8 +11,8 @@ import pytest
 from lbagent.announce.bgp.speaker import BgpPeerRow
 from lbagent.announce.vip_rows import VipRow
 from lbagent.api.capabilities import every_capability
-from lbagent.api.capabilities.backends import BACKENDS
 from lbagent.api.capabilities.bgp import PEERS
+from lbagent.api.capabilities.node_backends import BACKENDS
 from lbagent.api.capabilities.services import MEMBERS, SERVICES
 from lbagent.api.capabilities.vips import VIPS
 from lbagent.api.capability import BOOLEAN, NUMBER, OBJECT, ROWS, TEXT, TEXTS, ListedFields
@@ -122,7 +122,7 @@ def test_records_of_the_announcer_are_shown_whole() -> None:
 
 def test_a_new_word_is_the_last_column() -> None:
     """Where `columns` of the list does not name it."""
-    new = VIPS.fields[0]._replace(key="new", title="NEW")
+    new = VIPS.fields[0].replaced(key="new", title="NEW")
     listed = ListedFields("VipRow", (*VIPS.fields, new), VIPS.columns)
     assert [each.title for each in listed.shown][-2:] == ["REASON", "NEW"]
 

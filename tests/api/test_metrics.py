@@ -17,14 +17,14 @@ import lbagent
 from lbagent.announce.vip_rows import VipRow
 from lbagent.api.capabilities import (
     CAPABILITIES,
-    agent_status,
-    backends,
     bgp,
     capability,
     every_capability,
     kube_proxy,
     native_pools,
+    node_backends,
     services,
+    status,
     sync,
     traffic,
     vips,
@@ -114,14 +114,14 @@ def bound(
         messages=[Message("contested")] * conflicts + [Message("odd", warning=True)], inbox=inbox
     )
     conditions = SimpleNamespace(counts=lambda: {"device-missing": 1}, severities=lambda: {"fault": 1})
-    status: Any = SimpleNamespace(ready=ready, started=ready, started_at=started_at, conditions=conditions)
+    agent: Any = SimpleNamespace(ready=ready, started=ready, started_at=started_at, conditions=conditions)
     requests: Any = SimpleNamespace(flows_left=lambda most: dict(islice(draining.items(), most)))
     part: Any = SimpleNamespace()
-    rows = [bind(agent_status.CAPABILITY, status), bind(sync.CAPABILITY, SyncParts(plane, loop, cast("Any", sources)))]
+    rows = [bind(status.CAPABILITY, agent), bind(sync.CAPABILITY, SyncParts(plane, loop, cast("Any", sources)))]
     if progress is not None:
         rows.append(bind(kube_proxy.CAPABILITY, progress._replace(services=lambda: state.services)))
     rows.append(bind(traffic.CAPABILITY, plane))
-    return [*rows, bind(services.CAPABILITY, part), bind(backends.CAPABILITY, requests)]
+    return [*rows, bind(services.CAPABILITY, part), bind(node_backends.CAPABILITY, requests)]
 
 
 def _text(rows: list[Bound]) -> str:
@@ -146,8 +146,8 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> list[Bound]:
     record = SyncRecord()
     record.queued_at, record.synced_at = 12.5, 11
     monkeypatch.setattr(lbagent, "__version__", "1.0")
-    monkeypatch.setattr(agent_status, "_resident_bytes", lambda: 4096)
-    monkeypatch.setattr(agent_status, "_cpu_s", lambda: 0.5)
+    monkeypatch.setattr(status, "_resident_bytes", lambda: 4096)
+    monkeypatch.setattr(status, "_cpu_s", lambda: 0.5)
     monkeypatch.setattr(vips, "_rows", lambda _: [VipRow("10.0.0.1", "p", "l2", "announced", "n1", [], "")])
     rows = bound(
         counters=Counters(
@@ -194,7 +194,7 @@ def test_the_whole_text(whole: list[Bound], tmp_path: Path) -> None:
 def test_every_metric_is_once_in_the_tables(whole: list[Bound]) -> None:
     names = [metric.name for metric in every_metric(every_capability())]
     assert sorted(set(names)) == sorted(names)
-    assert [each.capability for each in whole] == [
+    assert [each for each, _ in whole] == [
         each for each in every_capability() if each.metrics or each is services.CAPABILITY
     ]
     assert names == re.findall(r"^# TYPE (\S+) ", TEXT.read_text(), re.MULTILINE)
@@ -213,8 +213,8 @@ def test_metrics_stand_with_their_subject() -> None:
 
 def test_agent_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lbagent, "__version__", "1.0")
-    monkeypatch.setattr(agent_status, "_resident_bytes", lambda: 50 << 20)
-    monkeypatch.setattr(agent_status, "_cpu_s", lambda: 1.25)
+    monkeypatch.setattr(status, "_resident_bytes", lambda: 50 << 20)
+    monkeypatch.setattr(status, "_cpu_s", lambda: 1.25)
     parsed = _parsed(started_at=1.7e9, failing=3, conflicts=2, restored=5, counts=Counts(last_duration_s=0.004))
     assert parsed["lbagent_ready"] == {(): 1}
     assert parsed["lbagent_build_info"] == {(("version", "1.0"),): 1}

@@ -36,7 +36,7 @@ def test_svc_list_imports_nothing_heavy(agent: Agent) -> None:
     assert done.stdout.startswith("ID   FRONTEND")
     assert HEAVY.isdisjoint(modules)
     assert {name for name in modules if name.startswith("lbagent")} == {
-        "lbagent", "lbagent.defaults", "lbagent.durations", "lbagent.errors", "lbagent.api", "lbagent.api.capabilities", "lbagent.api.capabilities.agent_status",
+        "lbagent", "lbagent.defaults", "lbagent.durations", "lbagent.errors", "lbagent.api", "lbagent.api.capabilities", "lbagent.api.capabilities.status",
         "lbagent.api.capabilities.services", "lbagent.api.capability", "lbagent.api.client", "lbagent.observe", "lbagent.observe.metric",
         "lbagent.cli", "lbagent.cli.main", "lbagent.cli.options", "lbagent.cli.output", "lbagent.cli.verbs", "lbagent.cli.verbs.svc",
     }  # fmt: skip

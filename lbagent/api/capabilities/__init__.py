@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lbagent.api.capability import Capability, Route
 
 CAPABILITIES: dict[str, tuple[str, ...]] = {
-    "agent_status": ("status",),
+    "status": ("status",),
     "sync": ("verify", "wait_change"),
     "kube_proxy": (),
     "traffic": (),
@@ -24,7 +24,7 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
     "vips": ("vips", "why_vip"),
     "native_pools": ("apilb",),
     "services": ("services",),
-    "backends": ("backends", "set_state", "clear_state", "start_drain", "drains"),
+    "node_backends": ("backends", "set_state", "clear_state", "start_drain", "drains"),
     "metrics": ("metrics",),
 }
 

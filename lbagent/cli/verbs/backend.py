@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from lbagent.api.capabilities.backends import BACKENDS
+from lbagent.api.capabilities.node_backends import BACKENDS
 from lbagent.api.client import DEFAULT_TIMEOUT_S, AgentClient
 from lbagent.cli import output
 from lbagent.cli.options import FITTING, Duration, form_option, list_options, socket_option

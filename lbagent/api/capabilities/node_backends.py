@@ -41,7 +41,7 @@ def _drain(row: Row) -> str:
 BACKENDS: ListedFields[ListedBackend] = ListedFields(
     "BackendRow",
     (
-        *(each._replace(wide=each.key == "zone") for each in BACKEND_FIELDS),
+        *(each.replaced(wide=each.key == "zone") for each in BACKEND_FIELDS),
         Field(
             "flows",
             NUMBER,
@@ -62,7 +62,7 @@ BACKENDS: ListedFields[ListedBackend] = ListedFields(
             "flows_age_s",
             NUMBER,
             "how long ago the flows were counted; left out when it was for this answer",
-            lambda x: round(x.flows.age_s, 1) if x.flows.live is not None else 0.0,
+            lambda x: x.flows_age_s,
             optional=True,
         ),
         Field(
