@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
-from lbagent.api.capabilities import route_of
+from lbagent.api.capabilities import CAPABILITIES, route_of
 from lbagent.defaults import DEFAULT_SOCKET
 from lbagent.errors import AgentUnreachable, ConfigError, LastBackend, LbError, NotFound, Refused, TimedOut
 
@@ -72,12 +72,6 @@ def socket_path(text: str = "") -> str:
     return (text or os.environ.get("LBAGENT_SOCKET", "") or DEFAULT_SOCKET).removeprefix("unix://")
 
 
-def _route(name: str) -> Route[Any]:
-    route = route_of(name)
-    assert route is not None
-    return route
-
-
 class AgentClient:
     """One agent. A connection per request: a command makes one or two.
 
@@ -88,18 +82,10 @@ class AgentClient:
         self.path = socket_path(path)
         self.timeout_s = timeout_s
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return the method of a route: it takes the parts of the query, in this order or by name."""
-        if (route := route_of(name)) is None:
-            raise AttributeError(f"{type(self).__name__} has no method {name}, and the agent no route of this name")
-        keys = [key for key, _ in route.query]
+    if TYPE_CHECKING:
 
-        def ask(*words: object, **named: object) -> Any:
-            if len(words) > len(keys) or not named.keys() <= set(keys):
-                raise TypeError(f"{name}() takes {', '.join(keys) or 'nothing'}")
-            return self._request(route, dict(zip(keys, words, strict=False)) | named)
-
-        return ask
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            """Have mypy take the methods that `_add_methods` makes."""
 
     def set_state(
         self, addresses: list[str], state: str, *, spare_last: bool = False, **named: Any
@@ -128,16 +114,16 @@ class AgentClient:
 
     def verify(self) -> list[str]:
         """Return in what the maps differ from what the agent wrote and wants."""
-        answer = self._request(_route("verify"), timeout_s=VERIFY_TIMEOUT_S)
+        answer = self._request(route_of("verify"), timeout_s=VERIFY_TIMEOUT_S)
         return self._expect(answer.get("differences"), list)
 
     def wait_change(self, generation: int, timeout_s: float) -> int:
         """Return the agent's generation when it differs from `generation`, or after `timeout_s`."""
         query = {"generation": generation, "timeout_s": timeout_s}
-        return int(self._request(_route("wait_change"), query, timeout_s=timeout_s + self.timeout_s)["generation"])
+        return int(self._request(route_of("wait_change"), query, timeout_s=timeout_s + self.timeout_s)["generation"])
 
     def _send(self, name: str, body: dict[str, Any]) -> Any:
-        return self._request(_route(name), body=body)
+        return self._request(route_of(name), body=body)
 
     def _request(
         self, route: Route[Any], query: Mapping[str, object] = _NO_QUERY, body: Any = None, timeout_s: float = 0.0
@@ -213,3 +199,25 @@ class AgentClient:
         return AgentUnreachable(
             f"the process that answers on unix://{self.path} is not an lbagent agent of this version"
         )
+
+
+def _add_methods() -> None:
+    """Give AgentClient a method for each route that has none: it takes the parts of the query, in this order or by name."""
+    for routes in CAPABILITIES.values():
+        for name in routes:
+            if not hasattr(AgentClient, name):
+                setattr(AgentClient, name, _method(name))
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def ask(client: AgentClient, *words: object, **named: object) -> Any:
+        route = route_of(name)
+        keys = [key for key, _ in route.query]
+        if len(words) > len(keys) or not named.keys() <= set(keys):
+            raise TypeError(f"{name}() takes {', '.join(keys) or 'nothing'}")
+        return client._request(route, dict(zip(keys, words, strict=False)) | named)  # noqa: SLF001  # it is a method
+
+    return ask
+
+
+_add_methods()

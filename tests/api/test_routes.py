@@ -26,7 +26,7 @@ ROUTES = [route for each in every_capability() for route in each.routes]
 def test_a_route_is_there_once() -> None:
     assert len({(route.method, route.path) for route in ROUTES}) == len(ROUTES)
     assert len({route.name for route in ROUTES}) == len(ROUTES)
-    assert all(callable(getattr(AgentClient(), route.name)) for route in ROUTES)
+    assert all(callable(vars(AgentClient)[route.name]) for route in ROUTES)
     assert [route.path for route in ROUTES if route.meaning and not route.path.startswith("/v1/")] == ["/metrics"]
 
 
@@ -36,7 +36,6 @@ def test_the_client_finds_each_route_by_its_line() -> None:
     for file, names in CAPABILITIES.items():
         assert tuple(route.name for route in capability(file).routes) == names
     assert route_of("services") is capability("services").routes[0]
-    assert route_of("svcs") is None
 
 
 def record_of(path: str) -> Any:
@@ -74,7 +73,7 @@ def test_the_client_sends_by_the_table(tmp_path: Path) -> None:
     with served(Everything(), path, server=Recorded):
         client = AgentClient(path)
         for route in ROUTES:
-            if route.name not in vars(AgentClient):
+            if getattr(AgentClient, route.name).__qualname__.startswith("_method"):
                 answer = getattr(client, route.name)(*(key for key, _ in route.query))
                 assert answer == ([] if route.many else "" if route.is_text else {"generation": 7})
                 assert (seen[-1].method, seen[-1].path) == (route.method, route.path)

@@ -437,16 +437,16 @@ def test_a_drain_that_is_cancelled(lb: Run, agent: Agent, monkeypatch: pytest.Mo
 def test_drain_follows_again_when_the_agent_is_back(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits once, for an agent that restarts; exit code 5 when none comes."""
     agent.swept, agent.flows = 4, {}
-    answers, drains = [AgentUnreachable("no agent answers")] * 2, AgentClient.__getattr__
+    answers, drains = [AgentUnreachable("no agent answers")] * 2, AgentClient.drains
 
     def sometimes(client: AgentClient) -> Any:
         if answers:
             raise answers.pop()
         agent.swept += 2
-        return drains(client, "drains")()
+        return drains(client)
 
     monkeypatch.setattr("lbagent.cli.verbs.backend.POLL_S", 0.001)
-    monkeypatch.setattr(AgentClient, "drains", sometimes, raising=False)
+    monkeypatch.setattr(AgentClient, "drains", sometimes)
     done = lb("backend", "drain", "10.0.0.9:8080", "--timeout", "30s")
     assert (done.code, done.out) == (0, "10.0.0.9:8080/TCP drained\n")
     assert done.err.splitlines()[1:] == ["no agent answers; waiting for it"]

@@ -155,7 +155,7 @@ def test_doctor_shows_the_conditions_of_the_agent_that_runs(monkeypatch: pytest.
             ("forwarding-off", "IPv4", "off", "on", False, "fault"),
         )
     ]
-    monkeypatch.setattr(AgentClient, "status", lambda _: {"conditions": conditions}, raising=False)
+    monkeypatch.setattr(AgentClient, "status", lambda _: {"conditions": conditions})
     found = list(doctor.conditions("/none", {("forwarding-off", "IPv4")}))
     assert [(each.level, each.text, each.remedy) for each in found] == [
         ("warning", "nearly full", "raise it"),

@@ -118,7 +118,7 @@ def test_a_condition_of_an_earlier_agent_is_a_fault(lb: Run, agent: Agent, monke
     """It gives no severity."""
     off = {"name": "forwarding-off", "subject": "IPv4", "text": "off", "remedy": "", "since": 0.0, "mended": False}
     answer = to_builtins(agent.status()) | {"conditions": [off]}
-    monkeypatch.setattr(AgentClient, "status", lambda _self: answer, raising=False)
+    monkeypatch.setattr(AgentClient, "status", lambda _self: answer)
     assert lb("status").code == 1
 
 

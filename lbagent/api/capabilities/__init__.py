@@ -40,9 +40,7 @@ def every_capability() -> Iterator[Capability[Any]]:
     return map(capability, CAPABILITIES)
 
 
-def route_of(name: str) -> Route[Any] | None:
-    """Import the route with this name; None: there is none."""
-    for module, routes in CAPABILITIES.items():
-        if name in routes:
-            return next(route for route in capability(module).routes if route.name == name)
-    return None
+def route_of(name: str) -> Route[Any]:
+    """Import the capability that has the route with this name. Raises StopIteration without one."""
+    file = next(file for file, routes in CAPABILITIES.items() if name in routes)
+    return next(route for route in capability(file).routes if route.name == name)
