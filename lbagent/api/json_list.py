@@ -16,7 +16,7 @@ def json_list(rows: Iterable[object]) -> Iterator[bytes]:
     separator = b""
     for row in rows:
         piece += separator
-        piece += encoder.encode(row)
+        encoder.encode_into(row, piece, -1)
         separator = b","
         if len(piece) > _PIECE_BYTES:
             yield bytes(piece)

@@ -40,7 +40,7 @@ def listed_backends(
     drain_of = {drain.address: drain for drain in drains}
     live, age_s = flows.live, round(flows.age_s, 1) if flows.live is not None else 0.0
     for backend, services in used:
-        by = states_set.get(backend.address)
+        by = states_set.get(backend.address) if states_set else None
         drain = drain_of.get(backend.address.with_protocol()) if drain_of else None
         is_drained = drain is not None and not (drain.ended and backend.state is BackendState.ACTIVE)
         yield ListedBackend(

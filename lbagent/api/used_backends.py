@@ -20,7 +20,10 @@ def backends_used(state: State, only: Collection[L3n4Addr] | None = None) -> Coo
         for backend in svc.backends:
             if only is not None and backend.address not in only:
                 continue
-            best, names = found.get(backend.address, (backend, here))
+            if (known := found.get(backend.address)) is None:
+                found[backend.address] = backend, here
+                continue
+            best, names = known
             if backend.state < best.state:
                 best = backend
             found[backend.address] = (best, names if here[0] in names else names + here)
