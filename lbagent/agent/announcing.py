@@ -21,7 +21,7 @@ from lbagent.sources.kube.source import KubeSource
 from lbagent.textfile.followed_file import FollowedFile
 
 if TYPE_CHECKING:
-    from lbagent.agent.parts import Base
+    from lbagent.agent.parts import CoreParts
     from lbagent.config import Config
     from lbagent.sync.loop import SyncLoop
     from lbagent.targets.bpf.bpf_plane import BpfDataPlane
@@ -43,9 +43,9 @@ class Announcing(NamedTuple):
             )
 
 
-def build_announcing(base: Base, file: FollowedFile, pools: PoolsFile) -> Announcing:
+def build_announcing(core: CoreParts, file: FollowedFile, pools: PoolsFile) -> Announcing:
     """Return what announces addresses. With a Kubernetes API, Leases say which node does; without one this node does."""
-    config, loop, sources, plane = base.in_force.config, base.loop, base.sources, cast("BpfDataPlane", base.plane)
+    config, loop, sources, plane = core.in_force.config, core.loop, core.sources, cast("BpfDataPlane", core.plane)
     election = None
     if config.has_kubernetes:
         folder = os.path.join(config.state_dir, "announce")  # the source's credentials are the source's to remove
@@ -69,7 +69,7 @@ def build_announcing(base: Base, file: FollowedFile, pools: PoolsFile) -> Announ
     )
     announcer = Announcer(
         config.name_of_node, pools, plane.maps, around,
-        election=election, events=base.events, external_ips=config.external_ips,
+        election=election, events=core.events, external_ips=config.external_ips,
         external_ip_ranges=layer_settings.external_ip_ranges(config),
     )  # fmt: skip
     folder = os.path.dirname(os.path.abspath(config.announce))

@@ -20,7 +20,7 @@ from lbagent.agent import layer_settings
 from lbagent.agent.config_in_force import ConfigInForce
 from lbagent.agent.frontend_owners import FrontendOwners
 from lbagent.agent.notify import keep_watchdog, notify, wait_at_start
-from lbagent.agent.parts import Base, Parts, build_parts, capabilities
+from lbagent.agent.parts import CoreParts, Parts, build_parts, capabilities
 from lbagent.agent.reload import Follower, Reloader
 from lbagent.agent.sources import build_sources, event_sinks, native_pools, reconfigure_sources
 from lbagent.announce.bgp.speaker import end_left_bird
@@ -82,7 +82,6 @@ class Agent:
         self._reload = asyncio.Event()
         self._closing = ExitStack()
         self._planes: Sequence[DataPlane] = ()  # the serving one first
-        self._pools: FollowedFile | None = None  # --announce
         self._started = False
 
     async def run(self) -> None:
@@ -139,8 +138,8 @@ class Agent:
         resolver.set_previous_owner(owners.read())
         loop = SyncLoop(resolver, sources, targets=planes)
         loop.on_owners = owners.changed
-        base = Base(ConfigInForce(config, problems), operator, sources, event_sinks(sources), loop, planes, owners)
-        loop.on_messages = MessageEvents(base.events).update
+        core = CoreParts(ConfigInForce(config, problems), operator, sources, event_sinks(sources), loop, planes, owners)
+        loop.on_messages = MessageEvents(core.events).update
         log.info(
             "agent starts",
             extra={"version": lbagent.__version__, "node": config.name_of_node, "restored": plane.restored},
@@ -149,13 +148,13 @@ class Agent:
         if pools is not None:
             from lbagent.agent.announcing import build_announcing
 
-            announcing = build_announcing(base, file, pools)
-        return build_parts(base, announcing, build_native(sources, plane))
+            announcing = build_announcing(core, file, pools)
+        return build_parts(core, announcing, build_native(sources, plane))
 
     # --- running ---
 
     async def _serve(self, parts: Parts) -> None:
-        in_force = parts.base.in_force
+        in_force = parts.core.in_force
         config = in_force.config
         server = ApiServer(capabilities(parts), in_force.by_key, config.socket, config.metrics_address)
         await server.start()
@@ -169,13 +168,13 @@ class Agent:
 
     async def _start(self, parts: Parts, group: asyncio.TaskGroup) -> None:
         """Start what runs for ever, in the order of the module's first lines."""
-        in_force, sources, loop, plane = parts.base.in_force, parts.base.sources, parts.base.loop, parts.base.plane
+        in_force, sources, loop, plane = parts.core.in_force, parts.core.sources, parts.core.loop, parts.core.plane
         plane.on_network = address_follower(in_force, loop)
         await plane.start(group)
         for source in sources:
             group.create_task(source.run(loop.inbox.feed(source)))
         group.create_task(loop.run())
-        group.create_task(parts.base.owners.run(loop))
+        group.create_task(parts.core.owners.run(loop))
         await wait_at_start(plane.first_pass, "the first full list of every source")
         await plane.serve(group)
         followers: list[Follower] = [lambda new, _changed: reconfigure_sources(sources, new)]

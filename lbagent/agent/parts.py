@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from lbagent.config import Config
 
 
-class Base(NamedTuple):
+class CoreParts(NamedTuple):
     """What every other part is built with."""
 
     in_force: ConfigInForce
@@ -65,9 +65,9 @@ class Base(NamedTuple):
 class CheckedAgent:
     """What checks of the agent read (checks/running_agent.py)."""
 
-    def __init__(self, base: Base, node_servers: NodeServers, announcer: Announcer | None) -> None:
-        self._in_force = base.in_force
-        self.sources, self.loop, self.plane, self.owners = base.sources, base.loop, base.plane, base.owners
+    def __init__(self, core: CoreParts, node_servers: NodeServers, announcer: Announcer | None) -> None:
+        self._in_force = core.in_force
+        self.sources, self.loop, self.plane, self.owners = core.sources, core.loop, core.plane, core.owners
         self.node_servers, self.announcer = node_servers, announcer
 
     @property
@@ -84,7 +84,7 @@ class CheckedAgent:
 class Parts(NamedTuple):
     """The parts that the agent starts. `announcing` is there with --announce, `native` with --apilb."""
 
-    base: Base
+    core: CoreParts
     node_servers: NodeServers
     states: OperatorStates
     drains: Drains
@@ -93,43 +93,43 @@ class Parts(NamedTuple):
     native: NativePools | None
 
 
-def build_parts(base: Base, announcing: Announcing | None, native: NativePools | None) -> Parts:
+def build_parts(core: CoreParts, announcing: Announcing | None, native: NativePools | None) -> Parts:
     """Build what serves requests and looks after the agent."""
-    config, loop, plane, sources = base.in_force.config, base.loop, base.plane, base.sources
+    config, loop, plane, sources = core.in_force.config, core.loop, core.plane, core.sources
 
     def is_ready() -> bool:
         return agent_status.ready
 
     node_servers = NodeServers(
-        config, loop, plane, sources, lambda: loop.local_node().node_port_addresses, base.events, is_ready
+        config, loop, plane, sources, lambda: loop.local_node().node_port_addresses, core.events, is_ready
     )
     states = OperatorStates(
         plane,
         loop,
         sources,
-        base.operator,
+        core.operator,
         state_dir=config.state_dir,
         node_name=config.name_of_node,
-        events=base.events,
+        events=core.events,
     )
     drains = Drains(
-        base.operator,
+        core.operator,
         lambda: plane.current_state,
         plane.count_flows,
         lambda: plane.sweeps,
         lambda: _failing_backends(plane),
     )
-    checked = CheckedAgent(base, node_servers, announcing.announcer if announcing else None)
+    checked = CheckedAgent(core, node_servers, announcing.announcer if announcing else None)
     agent_status = AgentStatus(
         config.name_of_node,
         plane,
         loop,
         sources,
         drains,
-        ConditionMonitor(running_checks(checked, base.planes)),
+        ConditionMonitor(running_checks(checked, core.planes)),
         lambda: current_texts(checked, "state-dir-unusable", "announcing-failed", "setting-not-in-force"),
     )
-    return Parts(base, node_servers, states, drains, agent_status, announcing, native)
+    return Parts(core, node_servers, states, drains, agent_status, announcing, native)
 
 
 def _failing_backends(plane: DataPlane) -> Collection[L3n4Addr]:
@@ -140,11 +140,11 @@ def _failing_backends(plane: DataPlane) -> Collection[L3n4Addr]:
 
 def capabilities(parts: Parts) -> list[Bound]:
     """Return what this agent can do, each with the part that has its values, in the order of /metrics."""
-    in_force, loop, plane = parts.base.in_force, parts.base.loop, parts.base.plane
+    in_force, loop, plane = parts.core.in_force, parts.core.loop, parts.core.plane
     codes = parts.node_servers.health.codes
     bound = [
         bind(status.CAPABILITY, parts.status),
-        bind(sync.CAPABILITY, SyncParts(plane, loop, parts.base.sources)),
+        bind(sync.CAPABILITY, SyncParts(plane, loop, parts.core.sources)),
         bind(kube_proxy.CAPABILITY, ProxyProgress(loop.record, codes, lambda: plane.state.services)),
         bind(traffic.CAPABILITY, plane),
     ]
