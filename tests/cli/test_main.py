@@ -42,6 +42,14 @@ def test_svc_list_imports_nothing_heavy(agent: Agent) -> None:
     }  # fmt: skip
 
 
+def test_rows_of_the_agent_import_nothing_heavy() -> None:
+    """Any command may read the rows of any capability."""
+    script = "import sys; from lbagent.api.capabilities import every_capability; list(every_capability()); print(*sys.modules)"
+    modules = python("-c", script).stdout.split()
+    assert "lbagent.api.capabilities.native_pools" in modules
+    assert HEAVY.isdisjoint(modules)
+
+
 def test_module_entry() -> None:
     done = python("-m", "lbagent", "--version")
     assert done.returncode == 0
