@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from lbagent.api.capability import Bound, Capability
@@ -17,11 +18,10 @@ class MetricsText:
         self._bound = bound
 
     def pieces(self) -> Iterator[str]:
-        """Yield the text. The small metrics are read at once, as other tasks run between two pieces; the large ones follow."""
+        """Return the text. The small metrics are read before it returns: other tasks run between two pieces. Raises KernelError."""
         subjects = [(capability, capability.subject(part)) for capability, part in self._bound]
         small = list(render(_families(subjects, is_large=False)))
-        yield from small
-        yield from render(_families(subjects, is_large=True))
+        return chain(small, render(_families(subjects, is_large=True)))
 
 
 def _families(
