@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lbagent.observe.metric import Metric
 
 Part = TypeVar("Part")
-Item = TypeVar("Item")
+Item = TypeVar("Item", contravariant=True)
 Row = dict[str, Any]  # of the JSON
 NUMBER, TEXT, BOOLEAN, TEXTS, ROWS, OBJECT = (
     "number",
