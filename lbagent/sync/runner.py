@@ -40,6 +40,11 @@ class TargetRunner:
         return self.target.error or next((str(failure.error) for failure in self.target.failing.values()), "")
 
     @property
+    def problem(self) -> str:
+        """What fails now, else why the target is not ready; '' when nothing is wrong."""
+        return self.error or self.target.waiting
+
+    @property
     def in_sync(self) -> bool:
         """Whether the latest State is in force, whole."""
         return self.target.ready.is_set() and not (self.error or self.target.wake.is_set() or self._begun > self._ended)

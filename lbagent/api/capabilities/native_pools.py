@@ -1,47 +1,24 @@
-"""Metrics of native pools: which servers are up, and how checks end."""
+"""`apilb status`: the instances of native mode that this host serves (--apilb)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from lbagent.api.capability import Capability, Route
+from lbagent.observe.metric import LabelledValues, Metric
 
-from lbagent.model.histogram import Histogram
-from lbagent.observe.exposition import Metric
-
-
-class ServerSample(Struct, frozen=True):
-    """One server of one instance. `results` counts the checks by how they ended."""
-
-    pool: str
-    name: str
-    server: str
-    up: bool
-    transitions: int
-    results: Mapping[str, int]
-
-    @property
-    def names(self) -> tuple[str, str, str]:
-        """The values of SERVER_LABELS."""
-        return self.pool, self.name, self.server
+if TYPE_CHECKING:
+    from lbagent.apilb.native.pool_rows import ApilbSample, NativePools
 
 
-class ApilbSample(Struct, frozen=True):
-    """All of them, and how long checks take."""
-
-    servers: tuple[ServerSample, ...]
-    seconds: Histogram
-    ended: int  # connections to servers that were found down
-
-
-def _checks(sample: ApilbSample) -> Iterator[tuple[tuple[str, ...], float]]:
+def _checks(sample: ApilbSample) -> LabelledValues:
     for each in sample.servers:
         for result, count in sorted(each.results.items()):
             yield (*each.names, result), count
 
 
 SERVER_LABELS = ("pool", "name", "server")
-APILB_METRICS: tuple[Metric[ApilbSample], ...] = (
+METRICS: tuple[Metric[ApilbSample], ...] = (
     Metric(
         "lbagent_apilb_server_up",
         "gauge",
@@ -75,4 +52,21 @@ APILB_METRICS: tuple[Metric[ApilbSample], ...] = (
         "Connections of this host that were ended because their server was found down.",
         lambda sample: sample.ended,
     ),
+)
+CAPABILITY: Capability[NativePools] = Capability(
+    routes=(
+        Route(
+            "apilb",
+            "GET",
+            "/v1/apilb",
+            "lbagent.apilb.native.pool_rows:ApilbRow",
+            "the instances of native mode, each with its servers: up or down, since when, the last check, connections of this "
+            "host; 404 without `--apilb`",
+            lambda native: native.rows(),
+            is_list=True,
+        ),
+    ),
+    metrics=METRICS,
+    subject=lambda native: native.sample(),
+    off="this agent serves no native pools: it was started without --apilb",
 )

@@ -17,8 +17,7 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lbagent.api.encode import NOT_COUNTED, backends_used
-from lbagent.api.types import DrainRow
+from lbagent.api.used_backends import backends_used
 from lbagent.errors import LbError
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
@@ -34,6 +33,26 @@ CHECK_INTERVAL_S = 2.0  # between two counts while no command follows a drain: e
 OWN_SWEEPS = 2  # the sweep that was running when a drain began counted flows from before; the one after it is its own
 KEEP_S = 60.0  # so long the end of a drain can be read of a backend that is gone or active again
 MAX_DRAIN_S = 10 * 365 * 86400.0
+NOT_COUNTED = FlowCounts(None)
+
+
+class DrainProgress(Struct, gc=False):
+    """A drain of a backend: it is kept over restarts of the agent until the backend's state is set or cleared."""
+
+    state: str  # draining; drained: its last flow has ended; timed-out: some flows were left
+    since: float  # seconds since the epoch
+    timeout_s: float
+    remaining_s: float  # until it times out; 0 when it has ended
+    flows: int  # at the last count, of one that has ended at its end; -1: not counted yet
+    flows_at_start: int  # -1: not counted yet
+    counted: bool  # `flows` are of a count that began after the drain
+    ended: float = 0.0  # seconds since the epoch; 0: it goes on
+
+
+class DrainRow(DrainProgress, kw_only=True, gc=False):
+    """The drain of a backend, with its address."""
+
+    address: str  # 10.0.0.1:8080/TCP
 
 
 class DrainStore(Protocol):

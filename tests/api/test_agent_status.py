@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from lbagent.api.target_rows import problems_of_targets, target_status
+from lbagent.api.agent_status import problems_of_targets, target_status
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.state import State
 from lbagent.sync.target_protocol import SnapshotTarget

@@ -5,27 +5,31 @@ One sync is of both IP families, so that times have no label `ip_family`. The ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import Struct
+from lbagent.api.capability import Capability
+from lbagent.observe.metric import LabelledValues, Metric
 
-from lbagent.model.kinds import SVCTrafficPolicy, SVCType
-from lbagent.model.service import SVC
-from lbagent.observe.exposition import Metric
-from lbagent.sync.sync_record import SyncRecord
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from lbagent.model.service import SVC
+    from lbagent.sync.sync_record import SyncRecord
 
 PREFIX = "kubeproxy_sync_proxy_rules_"
 
 
-class KubeProxySample(Struct, frozen=True):
-    """What the metrics say. `codes`: answers by (healthz or livez, status); `services`: those of the State in the maps."""
+class ProxyProgress(NamedTuple):
+    """The values. `codes`: answers by (healthz or livez, status); `services` returns those of the State in the maps."""
 
     record: SyncRecord
-    codes: Mapping[tuple[str, int], int] = {}
-    services: Iterable[SVC] = ()
+    codes: Mapping[tuple[str, int], int]
+    services: Callable[[], Iterable[SVC]]
 
 
-def _no_local_endpoints(services: Iterable[SVC]) -> list[tuple[tuple[str, ...], float]]:
+def _no_local_endpoints(services: Iterable[SVC]) -> LabelledValues:
+    from lbagent.model.kinds import SVCTrafficPolicy, SVCType
+
     found: dict[tuple[str, str], set[object]] = {
         (f"IPv{n}", way): set() for n in (4, 6) for way in ("internal", "external")
     }
@@ -40,11 +44,11 @@ def _no_local_endpoints(services: Iterable[SVC]) -> list[tuple[tuple[str, ...], 
     return [(key, len(ports)) for key, ports in found.items()]
 
 
-def _answers(sample: KubeProxySample, path: str) -> Iterator[tuple[tuple[str, ...], float]]:
+def _answers(sample: ProxyProgress, path: str) -> LabelledValues:
     return (((str(code),), number) for (of, code), number in sorted(sample.codes.items()) if of == path)
 
 
-KUBE_PROXY_METRICS: tuple[Metric[KubeProxySample], ...] = (
+METRICS: tuple[Metric[ProxyProgress], ...] = (
     Metric(
         "kubeproxy_network_programming_duration_seconds",
         "histogram",
@@ -94,7 +98,7 @@ KUBE_PROXY_METRICS: tuple[Metric[KubeProxySample], ...] = (
         f"{PREFIX}no_local_endpoints_total",
         "gauge",
         "Service ports with a Local policy that have endpoints, and none on this node.",
-        lambda sample: _no_local_endpoints(sample.services),
+        lambda sample: _no_local_endpoints(sample.services()),
         ("ip_family", "traffic_policy"),
     ),
     Metric(
@@ -112,3 +116,4 @@ KUBE_PROXY_METRICS: tuple[Metric[KubeProxySample], ...] = (
         ("code",),
     ),
 )
+CAPABILITY: Capability[ProxyProgress] = Capability(metrics=METRICS)

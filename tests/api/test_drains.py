@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from lbagent.agent import drains as drains_module
-from lbagent.agent.drains import Drains
-from lbagent.api.types import DrainRow
+from lbagent.api import drains as drains_module
+from lbagent.api.drains import DrainRow, Drains
 from lbagent.errors import LbError
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState

@@ -1,4 +1,4 @@
-"""Requests to a router: what is sent, and which answers are taken."""
+"""Requests: what is sent, and which answers are taken."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbagent.cloud.edge.protocols.http_exchange import HttpAnswer, Url, exchange, parse_url
-from lbagent.cloud.edge.protocols.port_mapping import GatewayUnreachable
+from lbagent.http.http_client import HttpAnswer, NoAnswer, Url, exchange, parse_url
 
 BIG = 300 << 10
 
@@ -71,19 +70,19 @@ async def test_other_forms_of_a_body(answer: bytes, body: bytes) -> None:
     ],
 )
 async def test_what_is_refused(answer: bytes, problem: str) -> None:
-    with pytest.raises(GatewayUnreachable, match=problem):
+    with pytest.raises(NoAnswer, match=problem):
         await ask(answer)
 
 
 async def test_a_slow_answer() -> None:
     began = time.monotonic()
-    with pytest.raises(GatewayUnreachable, match="no answer within 0.2 s"):
+    with pytest.raises(NoAnswer, match="no answer within 0.2 s"):
         await ask(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort", hold=True, within_s=0.2)
     assert time.monotonic() - began < 20
 
 
 async def test_nothing_listens() -> None:
-    with pytest.raises(GatewayUnreachable, match="http://127.0.0.1:1/: "):
+    with pytest.raises(NoAnswer, match="http://127.0.0.1:1/: "):
         await exchange("GET", Url("127.0.0.1", 1, "/"), {})
 
 

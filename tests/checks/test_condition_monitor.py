@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from lbagent.agent import condition_monitor as module
-from lbagent.agent.condition_monitor import ConditionMonitor
+from lbagent.checks import condition_monitor as module
+from lbagent.checks.condition_monitor import ConditionMonitor
 from lbagent.errors import LbError
 from lbagent.model.check import Check, CheckGroup, Finding, Result
 from tests.checks.looking import conditions
