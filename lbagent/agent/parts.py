@@ -11,6 +11,7 @@ from lbagent.api.agent_status import AgentStatus
 from lbagent.api.backend_requests import BackendRequests
 from lbagent.api.capabilities import (
     bgp,
+    data_planes,
     kube_proxy,
     metrics,
     native_pools,
@@ -145,6 +146,7 @@ def capabilities(parts: Parts) -> list[Bound]:
     bound = [
         bind(status.CAPABILITY, parts.status),
         bind(sync.CAPABILITY, SyncParts(plane, loop, parts.core.sources)),
+        bind(data_planes.CAPABILITY, loop.runners),
         bind(kube_proxy.CAPABILITY, ProxyProgress(loop.record, codes, lambda: plane.state.services)),
         bind(traffic.CAPABILITY, plane),
     ]

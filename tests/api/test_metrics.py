@@ -19,6 +19,7 @@ from lbagent.api.capabilities import (
     CAPABILITIES,
     bgp,
     capability,
+    data_planes,
     every_capability,
     kube_proxy,
     native_pools,
@@ -60,6 +61,9 @@ STATE = State(
     ),
 )
 STATES = {BackendState.ACTIVE: 1, BackendState.MAINTENANCE: 1}
+
+
+IS_SET: Any = SimpleNamespace(is_set=lambda: True)
 
 
 class Source(NamedTuple):
@@ -118,6 +122,13 @@ def bound(
     requests: Any = SimpleNamespace(flows_left=lambda most: dict(islice(draining.items(), most)))
     part: Any = SimpleNamespace()
     rows = [bind(status.CAPABILITY, agent), bind(sync.CAPABILITY, SyncParts(plane, loop, cast("Any", sources)))]
+    runners: list[Any] = [
+        SimpleNamespace(
+            target=SimpleNamespace(name=name, ready=is_ready), failure=failure, failures=failures, applied_s=0.5
+        )
+        for name, is_ready, failure, failures in (("bpf", IS_SET, None, 0), ("mine", IS_SET, "it failed", 3))
+    ]
+    rows.append(bind(data_planes.CAPABILITY, runners))
     if progress is not None:
         rows.append(bind(kube_proxy.CAPABILITY, progress._replace(services=lambda: state.services)))
     rows.append(bind(traffic.CAPABILITY, plane))
@@ -180,7 +191,7 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> list[Bound]:
         bind(vips.CAPABILITY, announcer),
         bind(native_pools.CAPABILITY, native),
     ]
-    return [*rows[:4], *on, *rows[4:]]
+    return [*rows[:5], *on, *rows[5:]]
 
 
 def test_the_whole_text(whole: list[Bound], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CAPABILITIES: dict[str, tuple[str, ...]] = {
     "status": ("status",),
     "sync": ("verify", "wait_change"),
+    "data_planes": (),
     "kube_proxy": (),
     "traffic": (),
     "bgp": ("bgp_peers",),
