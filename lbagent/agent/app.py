@@ -170,13 +170,16 @@ class Agent:
         """Start what runs for ever, in the order of the module's first lines."""
         in_force, sources, loop, plane = parts.core.in_force, parts.core.sources, parts.core.loop, parts.core.plane
         plane.on_network = address_follower(in_force, loop)
-        await plane.start(group)
+        for each in parts.core.planes:
+            await each.start(group)
         for source in sources:
             group.create_task(source.run(loop.inbox.feed(source)))
         group.create_task(loop.run())
         group.create_task(parts.core.owners.run(loop))
         await wait_at_start(plane.first_pass, "the first full list of every source")
         await plane.serve(group)
+        for each in parts.core.planes[1:]:
+            group.create_task(serve_after_first_pass(each, group))
         followers: list[Follower] = [lambda new, _changed: reconfigure_sources(sources, new)]
         if parts.announcing is not None:
             from lbagent.agent.announcing import start_announcing
@@ -188,7 +191,7 @@ class Agent:
         if parts.native is not None:
             group.create_task(parts.native.reset.run(lambda: loop.settled(plane)))
             group.create_task(parts.native.source.follow_maps(lambda: loop.settled(plane)))
-        group.create_task(Reloader(in_force, loop, plane, followers, self._load, self._reload).run())
+        group.create_task(Reloader(in_force, loop, parts.core.planes, followers, self._load, self._reload).run())
         await parts.status.conditions.look()  # `status` is complete from the start
         group.create_task(parts.status.conditions.run())
         group.create_task(keep_watchdog())
@@ -201,6 +204,12 @@ class Agent:
             log.info("ready", extra=found)
         else:
             log.warning("started, not ready", extra={"reason": plane.waiting})
+
+
+async def serve_after_first_pass(plane: DataPlane, group: asyncio.TaskGroup) -> None:
+    """Let packets meet what a further data plane puts in force first. Raises LbError."""
+    await plane.first_pass.wait()
+    await plane.serve(group)
 
 
 def require_features(config: Config, plane: DataPlane) -> None:

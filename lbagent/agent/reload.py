@@ -31,16 +31,17 @@ class Reloader:
         self,
         in_force: ConfigInForce,
         loop: SyncLoop,
-        plane: DataPlane,
+        planes: Sequence[DataPlane],
         followers: Sequence[Follower],
         load: Callable[[], Config],
         asked: asyncio.Event,
     ) -> None:
-        """`followers` are called with the new configuration and the fields that changed; `load` reads the configuration.
+        """`planes`: the serving one first; `load` reads the configuration.
 
-        SIGHUP sets `asked`, from the first moment on.
+        `followers` are called with the new configuration and the fields that changed. SIGHUP sets `asked`, from the first
+        moment on.
         """
-        self._in_force, self._loop, self._plane, self._followers = in_force, loop, plane, followers
+        self._in_force, self._loop, self._planes, self._followers = in_force, loop, planes, followers
         self._load = load
         self._asked = asked
 
@@ -53,7 +54,8 @@ class Reloader:
             try:
                 self._in_force.problems = await self.reload(self._load())
             except LbError as error:
-                text, again = f"the new configuration was not applied: {error}", self._plane.is_unfinished
+                text = f"the new configuration was not applied: {error}"
+                again = any(plane.is_unfinished for plane in self._planes)
                 if again:
                     text += (
                         f"; a change of map sizes is half done and nothing is lost; it is tried again in {RETRY_S:g} s"
@@ -68,16 +70,18 @@ class Reloader:
 
         Raises what makes it unusable, before anything is changed where that can be seen.
         """
-        plane, old = self._plane, self._in_force.config
+        old = self._in_force.config
         changed = changed_keys(old, new)
         later = keys(changed - RELOADABLE)
         if later:
             log.warning("some settings take effect only at the next start", extra={"keys": later})
-        plane.check(new)
-        merged = merge(old, new)
-        problems = await plane.reconfigure(merged)
+        for plane in self._planes:
+            plane.check(new)
+        merged, problems = merge(old, new), dict[str, str]()
+        for plane in self._planes:
+            problems |= await plane.reconfigure(merged)
         logs.setup(merged.log_format, merged.log_level)
-        network = plane.network
+        network = self._planes[0].network
         if layer_settings.resolve_options(merged, network) != layer_settings.resolve_options(old, network):
             self._loop.replace_resolver(Resolver(layer_settings.resolve_options(merged, network)))
         for follow in self._followers:
