@@ -25,7 +25,7 @@ from lbagent.render.renderer_thread import CALL_TIMEOUT_S, RendererThread
 from lbagent.render.renderer_types import Difference, Interfaces
 from lbagent.render.service_calls import Surroundings, View
 from lbagent.render.service_renderer import HOST_PORTS, NEEDS_NODES, TRANSLATES, Factory, ServiceRenderer
-from lbagent.render.shared_calls import BurstLog, SharedCalls
+from lbagent.render.shared_calls import BurstReader, SharedCalls
 from lbagent.sync.target_protocol import Desired
 from lbagent.targets.data_plane import Feature
 from lbagent.targets.plain_plane import PlainPlane
@@ -128,8 +128,7 @@ class RendererPlane(PlainPlane):
         self._must_work, self._family, self._on_translates = must_work, family, on_translates
         self._thread = RendererThread(name)
         self._renderer: ServiceRenderer | None = None
-        self._log: BurstLog | None = None
-        self._number = 0  # of the burst in force; 0: unknown, a resync is next
+        self._reader: BurstReader | None = None
         self._desired: Desired | None = None  # in force
         self._busy = asyncio.Lock()  # one call at a time
         self._verifying: asyncio.Task[None] | None = None
@@ -137,7 +136,7 @@ class RendererPlane(PlainPlane):
 
     def wake_up(self) -> None:
         """Have `reconcile` called with the last State, once there is one."""
-        if self._log is not None and self._log.number:
+        if self._reader is not None and self._reader.log.number:
             self.wake.set()
 
     # --- life ---
@@ -173,7 +172,7 @@ class RendererPlane(PlainPlane):
                 self._on_translates()
             self._renderer = renderer
             self.features = frozenset(Feature(word) for word in words & {each.value for each in Feature})
-            self._log = self._shared.log(View(NEEDS_NODES in words, HOST_PORTS in words, self._family))
+            self._reader = self._shared.log(View(NEEDS_NODES in words, HOST_PORTS in words, self._family)).reader()
             self.error = ""
 
     async def reconfigure(self, config: Config) -> dict[str, str]:
@@ -195,29 +194,29 @@ class RendererPlane(PlainPlane):
 
     async def reconcile(self, desired: Desired) -> None:
         """Make the calls; then give the rows ids. Raises LbError, OSError: the next call is a resync."""
-        if self._log is None:
+        if self._reader is None:
             self.error = ""  # the runner has it
             await self._made(CALL_TIMEOUT_S)
             self.wake.set()  # meanwhile there may be a later State
             return
-        self._shared.update(self._log, desired)  # before any wait: another renderer may have a later one then
-        await self._render(self._log)
+        self._shared.update(self._reader.log, desired)  # before any wait: another renderer may have a later one then
+        await self._render(self._reader)
         if desired is not self._desired:
             await super().reconcile(desired)
             self._desired = desired
 
-    async def _render(self, bursts_of: BurstLog) -> None:
+    async def _render(self, reader: BurstReader) -> None:
         if self._verifying is not None:
             self._verifying.cancel()
         async with self._busy:
             try:
-                for burst in bursts_of.after(self._number):
+                for burst in reader.next_bursts():
                     for call in burst.calls:
                         await self._call(call.name, call.apply)
                         self.counts.writes += 1
-                    self._number = burst.number
+                    reader.made(burst)
             except BaseException:  # also when this task is cancelled: it is not known how far the renderer is
-                self._number = 0
+                reader.lose()
                 self.counts.errors += 1
                 raise
 
@@ -246,15 +245,17 @@ class RendererPlane(PlainPlane):
 
     def request_resync(self) -> None:
         """Have everything written again."""
-        self._number = 0
+        if self._reader is not None:
+            self._reader.lose()
         self.wake_up()
 
     async def find_differences(self) -> Sequence[Difference]:
         """Return in what the system differs from what is in force. Raises LbError, OSError."""
-        if self._log is None or not self._number:
+        reader = self._reader
+        if reader is None or not reader.number:
             return ()
         async with self._busy:
-            snapshot = self._log.snapshot()
+            snapshot = reader.log.snapshot()
             found: Any = await self._call("verify", lambda renderer: renderer.verify(snapshot))
         if not isinstance(found, (list, tuple)) or not all(isinstance(each, Difference) for each in found):
             raise RendererError(f"renderer {self.name}: verify returned {found!r:.80}, no list of Difference")

@@ -159,6 +159,7 @@ async def test_one_that_is_far_behind_begins_again(monkeypatch: pytest.MonkeyPat
         for number in range(6, 11):
             world.source.put(endpoints(1, number))
             await world.loop.settled(world.planes[1])
+            await eventually(lambda: slow.wait_s == 0)  # it is in the call
         await world.loop.settled()
         assert slow.calls == ["resync default/s1", "flush", "update default/s1", "flush", "resync default/s1", "flush"]
         assert slow.services == good.services
