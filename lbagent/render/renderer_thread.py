@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -15,7 +16,8 @@ from lbagent.errors import LbError
 from lbagent.render.renderer_names import RendererError
 
 CALL_TIMEOUT_S = 10.0
-GRACE_TICKS, TICK_S = 20, 0.01
+FREE_TIMEOUT_S = 0.5  # at the end of the agent
+TICK_S = 0.01
 _T = TypeVar("_T")
 
 
@@ -32,7 +34,7 @@ class RendererThread:
 
         Raises RendererError for anything else that it raises, and when it does not return in time.
         """
-        await self._become_free()
+        await self._become_free(timeout_s)
         future = asyncio.run_coroutine_threadsafe(self._run(what, make), self._started())
         limit = asyncio.timeout(timeout_s)
         try:
@@ -45,7 +47,11 @@ class RendererThread:
 
     def call_blocking(self, what: str, make: Callable[[], Awaitable[_T]], timeout_s: float = CALL_TIMEOUT_S) -> _T:
         """Do the same where no event loop runs, or where it may wait."""
-        self._require_free()
+        deadline = time.monotonic() + FREE_TIMEOUT_S
+        while self._running:
+            if time.monotonic() > deadline:
+                raise RendererError(f"renderer {self._name}: {self._running} has not returned")
+            time.sleep(TICK_S)
         future = asyncio.run_coroutine_threadsafe(self._run(what, make), self._started())
         try:
             return future.result(timeout_s)
@@ -67,17 +73,13 @@ class RendererThread:
         finally:
             self._running = ""
 
-    async def _become_free(self) -> None:
-        """Wait a moment for a call that was cancelled. Raises RendererError when it goes on."""
-        for _ in range(GRACE_TICKS):
-            if not self._running:
-                return
+    async def _become_free(self, timeout_s: float) -> None:
+        """Wait for a call that was cancelled and blocks. Raises RendererError when it does not return."""
+        deadline = time.monotonic() + timeout_s
+        while self._running:
+            if time.monotonic() > deadline:
+                raise RendererError(f"renderer {self._name}: {self._running} has not returned")
             await asyncio.sleep(TICK_S)
-        self._require_free()
-
-    def _require_free(self) -> None:
-        if self._running:
-            raise RendererError(f"renderer {self._name}: {self._running} has not returned")
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
