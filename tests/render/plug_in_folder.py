@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 
@@ -13,6 +14,13 @@ def install(folder: Path, distribution: str, name: str, source: str, *, value: s
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[lbagent.renderers]\n{name} = {value or module + ':make'}\n")
+
+
+def forget_modules(folder: Path) -> None:
+    """Have the modules of a folder imported again."""
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(folder)):
+            del sys.modules[name]
 
 
 GOOD = """

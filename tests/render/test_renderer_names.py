@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,17 +11,14 @@ from lbagent.errors import ConfigError, NotFound
 from lbagent.kernel import features
 from lbagent.render import ServiceRenderer, renderer
 from lbagent.render.renderer_names import SHIPPED, RendererError, RendererRow, Unavailable, names, renderer_rows
-from tests.render.plug_in_folder import GOOD, install
+from tests.render.plug_in_folder import GOOD, forget_modules, install
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
-    before = set(sys.modules)
     yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
+    forget_modules(tmp_path)
 
 
 def row(name: str) -> RendererRow:
