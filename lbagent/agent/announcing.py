@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lbagent.agent import layer_settings
 from lbagent.announce.announcer import Announcer, AnnouncerInputs
@@ -18,25 +18,42 @@ from lbagent.net.snapshot import NodeNetwork
 from lbagent.objects.records import ObjectSnapshot
 from lbagent.pools.read_pools import PoolsFile, parse_pools
 from lbagent.sources.kube.source import KubeSource
+from lbagent.textfile.followed_file import FollowedFile
 
 if TYPE_CHECKING:
-    from lbagent.agent.components import AgentComponents
-    from lbagent.targets.data_plane import AnnouncingPlane, ServedState
-    from lbagent.textfile.followed_file import FollowedFile
+    from lbagent.agent.parts import CoreParts
+    from lbagent.config import Config
+    from lbagent.sync.loop import SyncLoop
+    from lbagent.targets.data_plane import AnnouncingPlane, DataPlane, ServedState
 
 
-def build_announcer(components: AgentComponents, plane: AnnouncingPlane, pools: PoolsFile) -> Announcer:
+class Announcing(NamedTuple):
+    """The parts of an agent with --announce."""
+
+    announcer: Announcer
+    speaker: BgpSpeaker  # of BGP
+    file: FollowedFile  # of address pools
+
+    def reconfigure(self, config: Config, changed: Collection[str]) -> None:
+        """Take over the external IPs of a new configuration."""
+        if "external_ips" in changed or "external_ip_cidr" in changed:
+            self.announcer.use_external_ips(
+                external_ips=config.external_ips, external_ip_ranges=layer_settings.external_ip_ranges(config)
+            )
+
+
+def build_announcing(core: CoreParts, file: FollowedFile, pools: PoolsFile) -> Announcing:
     """Return what announces addresses. With a Kubernetes API, Leases say which node does; without one this node does."""
-    config, loop = components.config, components.loop
+    config, loop, sources, plane = core.in_force.config, core.loop, core.sources, cast("AnnouncingPlane", core.plane)
     election = None
     if config.has_kubernetes:
         folder = os.path.join(config.state_dir, "announce")  # the source's credentials are the source's to remove
         settings = KubeSettings(kubeconfig=config.kubeconfig, node_name=config.name_of_node, state_dir=folder)
-        contact = next((each.contact for each in components.sources if isinstance(each, KubeSource)), None)
+        contact = next((each.contact for each in sources if isinstance(each, KubeSource)), None)
         election = LeaseElection(KubeClient(settings, contact), config.name_of_node, pools.l2.lease_duration_s)
 
     def objects() -> ObjectSnapshot | None:
-        is_complete = not loop.waiting and all(source.trusted or source.listed for source in components.sources)
+        is_complete = not loop.waiting and all(source.trusted or source.listed for source in sources)
         return loop.inbox.store.snapshot() if is_complete and plane.first_pass.is_set() else None
 
     (runner,) = (each for each in loop.runners if each.target is plane)
@@ -49,23 +66,25 @@ def build_announcer(components: AgentComponents, plane: AnnouncingPlane, pools: 
         lambda: plane.current_state,
         lambda: runner.pending_since is None,
     )
-    return Announcer(
+    announcer = Announcer(
         config.name_of_node, pools, plane.responder(pools.l2.restart_grace_s), around,
-        election=election, events=components.events, external_ips=config.external_ips,
+        election=election, events=core.events, external_ips=config.external_ips,
         external_ip_ranges=layer_settings.external_ip_ranges(config),
     )  # fmt: skip
+    folder = os.path.dirname(os.path.abspath(config.announce))
+    speaker = BgpSpeaker(config.state_dir, config.name_of_node, lambda: plane.network, password_folder=folder)
+    return Announcing(announcer, speaker, file)
 
 
-def start_announcer(
-    components: AgentComponents, announcer: Announcer, file: FollowedFile, group: asyncio.TaskGroup
-) -> None:
+def start_announcing(announcing: Announcing, loop: SyncLoop, plane: DataPlane, group: asyncio.TaskGroup) -> None:
     """Announce, and follow what decides over it: objects, devices, the file of pools."""
-    components.loop.on_objects = announcer.objects_changed
-    components.plane.on_network = both(components.plane.on_network, announcer.network_changed)
-    routes = build_routes(components, announcer)
-    group.create_task(routes.run())
+    announcer, speaker, file = announcing
+    loop.on_objects = announcer.objects_changed
+    plane.on_network = both(plane.on_network, announcer.network_changed)
+    announcer.routes = BgpRoutes(speaker, lambda: bgp_section(announcer))
+    group.create_task(announcer.routes.run())
     group.create_task(announcer.run())
-    group.create_task(follow_state(components.plane, announcer))
+    group.create_task(follow_state(plane, announcer))
     group.create_task(file.follow(lambda text: announcer.use_pools(parse_pools(text, file.path))))
 
 
@@ -87,18 +106,9 @@ def both(*followers: Callable[[NodeNetwork], None]) -> Callable[[NodeNetwork], N
     return follow
 
 
-def build_routes(components: AgentComponents, announcer: Announcer) -> BgpRoutes:
-    """Return what announces addresses by BGP; the announcer tells it which."""
-    config, plane = components.config, components.plane
-    folder = os.path.dirname(os.path.abspath(config.announce))
-    speaker = BgpSpeaker(config.state_dir, config.name_of_node, lambda: plane.network, password_folder=folder)
-
-    def section() -> BgpSection | None:
-        if announcer.wanted is None:
-            return None
-        node = announcer.objects.nodes.get(announcer.node)
-        return BgpSection(announcer.pools.bgp, node.labels if node else {})
-
-    components.speaker = speaker
-    announcer.routes = BgpRoutes(speaker, section)
-    return announcer.routes
+def bgp_section(announcer: Announcer) -> BgpSection | None:
+    """Return the section bgp of the pools with the labels of this node, which choose its peers; None before the first objects."""
+    if announcer.wanted is None:
+        return None
+    node = announcer.objects.nodes.get(announcer.node)
+    return BgpSection(announcer.pools.bgp, node.labels if node else {})

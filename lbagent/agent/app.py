@@ -13,25 +13,23 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import lbagent
 from lbagent.agent import layer_settings
-from lbagent.agent.components import AgentComponents
-from lbagent.agent.condition_monitor import ConditionMonitor
-from lbagent.agent.facade import AgentFacade
+from lbagent.agent.config_in_force import ConfigInForce
 from lbagent.agent.frontend_owners import FrontendOwners
 from lbagent.agent.notify import keep_watchdog, notify, wait_at_start
-from lbagent.agent.reload import Reloader
-from lbagent.agent.sources import build_sources, event_sinks, native_pools
+from lbagent.agent.parts import CoreParts, Parts, build_parts, capabilities
+from lbagent.agent.reload import Follower, Reloader
+from lbagent.agent.sources import build_sources, event_sinks, native_pools, reconfigure_sources
 from lbagent.announce.bgp.speaker import end_left_bird
 from lbagent.api.server import ApiServer, require_socket, socket_file
-from lbagent.checks.table import running_checks
 from lbagent.config import Config
 from lbagent.errors import ConfigError, LbError
-from lbagent.healthz.node_servers import NodeServers
 from lbagent.net.snapshot import NodeNetwork
 from lbagent.objects.object_event import MessageEvents
+from lbagent.objects.source import Source
 from lbagent.observe import log as logs
 from lbagent.pools.read_pools import parse_pools
 from lbagent.process_memory import keep_memory_small, tune_allocator
@@ -43,7 +41,6 @@ from lbagent.textfile.followed_file import FollowedFile
 
 if TYPE_CHECKING:
     from lbagent.apilb.native.pool_rows import NativePools
-    from lbagent.targets.data_plane import AnnouncingPlane
 
 log = logging.getLogger(__name__)
 SWITCH_S = 0.0005  # a thread that reads a large file, or copies one, holds up a change for so long at most
@@ -85,7 +82,6 @@ class Agent:
         self._reload = asyncio.Event()
         self._closing = ExitStack()
         self._planes: Sequence[DataPlane] = ()  # the serving one first
-        self._pools: FollowedFile | None = None  # --announce
         self._started = False
 
     async def run(self) -> None:
@@ -102,8 +98,8 @@ class Agent:
                 raise
 
     async def _build_and_serve(self) -> None:
-        components = await self._build()
-        serving = asyncio.create_task(self._serve(components))
+        parts = await self._build()
+        serving = asyncio.create_task(self._serve(parts))
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -121,14 +117,14 @@ class Agent:
 
     # --- building ---
 
-    async def _build(self) -> AgentComponents:
-        """Open the data planes, and build what needs no other task yet. Blocks for some milliseconds."""
+    async def _build(self) -> Parts:
+        """Open the data planes, and build all parts. Blocks for some milliseconds."""
         config = self._config
         operator, sources = build_sources(config)
         planes = data_planes(config)
         require_features(config, planes[0])
-        pools = FollowedFile(config.announce)
-        announced = parse_pools(pools.text, config.announce) if pools.text is not None else None
+        file = FollowedFile(config.announce)
+        pools = parse_pools(file.text, config.announce) if file.text is not None else None
         problems: dict[str, str] = {}
         self._planes = planes
         for plane in planes:
@@ -142,67 +138,64 @@ class Agent:
         resolver.set_previous_owner(owners.read())
         loop = SyncLoop(resolver, sources, targets=planes)
         loop.on_owners = owners.changed
-        events = event_sinks(sources)
-        loop.on_messages = MessageEvents(events).update
+        core = CoreParts(ConfigInForce(config, problems), operator, sources, event_sinks(sources), loop, planes, owners)
+        loop.on_messages = MessageEvents(core.events).update
         log.info(
             "agent starts",
             extra={"version": lbagent.__version__, "node": config.name_of_node, "restored": plane.restored},
         )
-        components = AgentComponents(config, sources, operator, loop, plane, owners, events=events, problems=problems)
-        if announced is not None:
-            from lbagent.agent.announcing import build_announcer
+        announcing = None
+        if pools is not None:
+            from lbagent.agent.announcing import build_announcing
 
-            announcing = cast("AnnouncingPlane", plane)  # it has the feature
-            components.announcer, self._pools = build_announcer(components, announcing, announced), pools
-        components.native = build_native(components)
-        return components
+            announcing = build_announcing(core, file, pools)
+        return build_parts(core, announcing, build_native(sources, plane))
 
     # --- running ---
 
-    async def _serve(self, components: AgentComponents) -> None:
-        view = AgentFacade(components)
-        loop = components.loop
-        components.node_servers = NodeServers(
-            components.config, loop, components.plane, components.sources,
-            lambda: loop.local_node().node_port_addresses, components.events, lambda: components.ready,
-        )  # fmt: skip
-        server = ApiServer(view, components.config.socket, components.config.metrics_address)
+    async def _serve(self, parts: Parts) -> None:
+        in_force = parts.core.in_force
+        config = in_force.config
+        server = ApiServer(capabilities(parts), in_force.by_key, config.socket, config.metrics_address)
         await server.start()
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(components.node_servers.run(server.answer_metrics))
-                group.create_task(view.drain_follower.run())
-                await self._start(components, group)
+                group.create_task(parts.node_servers.run(server.answer_metrics))
+                group.create_task(parts.drains.run())
+                await self._start(parts, group)
         finally:
             await server.close()
 
-    async def _start(self, components: AgentComponents, group: asyncio.TaskGroup) -> None:
+    async def _start(self, parts: Parts, group: asyncio.TaskGroup) -> None:
         """Start what runs for ever, in the order of the module's first lines."""
-        config, loop, plane = components.config, components.loop, components.plane
-        plane.on_network = address_follower(components)
-        await plane.start(group)
-        for source in components.sources:
+        in_force, sources, loop, plane = parts.core.in_force, parts.core.sources, parts.core.loop, parts.core.plane
+        plane.on_network = address_follower(in_force, loop)
+        for each in parts.core.planes:
+            await each.start(group)
+        for source in sources:
             group.create_task(source.run(loop.inbox.feed(source)))
         group.create_task(loop.run())
-        if components.owners is not None:
-            group.create_task(components.owners.run(loop))
+        group.create_task(parts.core.owners.run(loop))
         await wait_at_start(plane.first_pass, "the first full list of every source")
         await plane.serve(group)
-        if components.announcer is not None and self._pools is not None:
-            from lbagent.agent.announcing import start_announcer
+        for each in parts.core.planes[1:]:
+            group.create_task(serve_after_first_pass(each, group))
+        followers: list[Follower] = [lambda new, _changed: reconfigure_sources(sources, new)]
+        if parts.announcing is not None:
+            from lbagent.agent.announcing import start_announcing
 
-            start_announcer(components, components.announcer, self._pools, group)
+            start_announcing(parts.announcing, loop, plane, group)
+            followers.append(parts.announcing.reconfigure)
         elif Feature.ANNOUNCE in plane.features:
-            group.create_task(end_left_bird(config.state_dir))
-        if components.native is not None:
-            group.create_task(components.native.reset.run(lambda: loop.settled(plane)))
-            group.create_task(components.native.source.follow_maps(lambda: loop.settled(plane)))
-        group.create_task(Reloader(components, self._load, self._reload).run())
-        components.conditions = ConditionMonitor(running_checks(components, self._planes))
-        await components.conditions.look()  # `status` is complete from the start
-        group.create_task(components.conditions.run())
+            group.create_task(end_left_bird(in_force.config.state_dir))
+        if parts.native is not None:
+            group.create_task(parts.native.reset.run(lambda: loop.settled(plane)))
+            group.create_task(parts.native.source.follow_maps(lambda: loop.settled(plane)))
+        group.create_task(Reloader(in_force, loop, parts.core.planes, followers, self._load, self._reload).run())
+        await parts.status.conditions.look()  # `status` is complete from the start
+        group.create_task(parts.status.conditions.run())
         group.create_task(keep_watchdog())
-        components.started = self._started = True
+        parts.status.started = self._started = True
         notify("READY=1")
         group.create_task(keep_memory_small(lambda: plane.counts.writes))
         if plane.ready.is_set():
@@ -213,6 +206,12 @@ class Agent:
             log.warning("started, not ready", extra={"reason": plane.waiting})
 
 
+async def serve_after_first_pass(plane: DataPlane, group: asyncio.TaskGroup) -> None:
+    """Let packets meet what a further data plane puts in force first. Raises LbError."""
+    await plane.first_pass.wait()
+    await plane.serve(group)
+
+
 def require_features(config: Config, plane: DataPlane) -> None:
     """Raise ConfigError where the configuration needs what the data plane cannot do."""
     for key, feature in (("announce", Feature.ANNOUNCE), ("apilb", Feature.SOCKETS)):
@@ -220,22 +219,22 @@ def require_features(config: Config, plane: DataPlane) -> None:
             raise ConfigError(f"--{key} needs --renderer bpf: {plane.name} balances no packets")
 
 
-def address_follower(components: AgentComponents) -> Callable[[NodeNetwork], None]:
+def address_follower(in_force: ConfigInForce, loop: SyncLoop) -> Callable[[NodeNetwork], None]:
     """Return a function that lets NodePorts, and binds to every address, follow the addresses that the node has."""
-    known = layer_settings.resolve_options(components.config)
+    known = layer_settings.resolve_options(in_force.config)
 
     def follow(network: NodeNetwork) -> None:
         nonlocal known
-        before, known = known, layer_settings.resolve_options(components.config, network)
+        before, known = known, layer_settings.resolve_options(in_force.config, network)
         if known != before:
-            components.loop.replace_resolver(Resolver(known))
+            loop.replace_resolver(Resolver(known))
 
     return follow
 
 
-def build_native(components: AgentComponents) -> NativePools | None:
+def build_native(sources: Sequence[Source], plane: DataPlane) -> NativePools | None:
     """Return what serves native pools beside their source."""
-    source, plane = native_pools(components.sources), components.plane
+    source = native_pools(sources)
     if source is None:
         return None
     from lbagent.apilb.native.connection_reset import ConnectionReset

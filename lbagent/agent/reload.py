@@ -5,29 +5,43 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from msgspec.structs import asdict
 
 from lbagent.agent import layer_settings
-from lbagent.agent.components import AgentComponents
+from lbagent.agent.config_in_force import ConfigInForce
 from lbagent.agent.notify import notify
-from lbagent.agent.sources import reconfigure_sources
 from lbagent.config import RELOADABLE, Config, options
 from lbagent.errors import LbError
 from lbagent.observe import log as logs
 from lbagent.resolve import Resolver
+from lbagent.sync.loop import SyncLoop
+from lbagent.targets.data_plane import DataPlane
 
 log = logging.getLogger(__name__)
+Follower = Callable[[Config, Collection[str]], None]
 RETRY_S = 5.0  # after a change of map sizes that stopped half-way
 
 
 class Reloader:
     """Waits for SIGHUP for ever. A configuration that cannot be used changes nothing."""
 
-    def __init__(self, components: AgentComponents, load: Callable[[], Config], asked: asyncio.Event) -> None:
-        """`load` reads the configuration anew; SIGHUP sets `asked`, from the first moment on."""
-        self._components = components
+    def __init__(
+        self,
+        in_force: ConfigInForce,
+        loop: SyncLoop,
+        planes: Sequence[DataPlane],
+        followers: Sequence[Follower],
+        load: Callable[[], Config],
+        asked: asyncio.Event,
+    ) -> None:
+        """`planes`: the serving one first; `load` reads the configuration.
+
+        `followers` are called with the new configuration and the fields that changed. SIGHUP sets `asked`, from the first
+        moment on.
+        """
+        self._in_force, self._loop, self._planes, self._followers = in_force, loop, planes, followers
         self._load = load
         self._asked = asked
 
@@ -38,15 +52,16 @@ class Reloader:
             self._asked.clear()
             notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
             try:
-                self._components.problems = await self.reload(self._load())
+                self._in_force.problems = await self.reload(self._load())
             except LbError as error:
-                text, again = f"the new configuration was not applied: {error}", self._components.plane.is_unfinished
+                text = f"the new configuration was not applied: {error}"
+                again = any(plane.is_unfinished for plane in self._planes)
                 if again:
                     text += (
                         f"; a change of map sizes is half done and nothing is lost; it is tried again in {RETRY_S:g} s"
                     )
                     asyncio.get_running_loop().call_later(RETRY_S, self._asked.set)
-                self._components.problems = {"configuration": text}
+                self._in_force.problems = {"configuration": text}
                 log.error("the new configuration was not applied", extra={"error": str(error), "will_retry": again})
             notify("READY=1")
 
@@ -55,25 +70,23 @@ class Reloader:
 
         Raises what makes it unusable, before anything is changed where that can be seen.
         """
-        components, old = self._components, self._components.config
+        old = self._in_force.config
         changed = changed_keys(old, new)
         later = keys(changed - RELOADABLE)
         if later:
             log.warning("some settings take effect only at the next start", extra={"keys": later})
-        plane = components.plane
-        plane.check(new)
-        merged = merge(old, new)
-        problems = await plane.reconfigure(merged)
+        for plane in self._planes:
+            plane.check(new)
+        merged, problems = merge(old, new), dict[str, str]()
+        for plane in self._planes:
+            problems |= await plane.reconfigure(merged)
         logs.setup(merged.log_format, merged.log_level)
-        network = plane.network
+        network = self._planes[0].network
         if layer_settings.resolve_options(merged, network) != layer_settings.resolve_options(old, network):
-            components.loop.replace_resolver(Resolver(layer_settings.resolve_options(merged, network)))
-        if components.announcer is not None and changed & {"external_ips", "external_ip_cidr"}:
-            components.announcer.use_external_ips(
-                external_ips=merged.external_ips, external_ip_ranges=layer_settings.external_ip_ranges(merged)
-            )
-        reconfigure_sources(components.sources, merged)
-        components.config = merged
+            self._loop.replace_resolver(Resolver(layer_settings.resolve_options(merged, network)))
+        for follow in self._followers:
+            follow(merged, changed)
+        self._in_force.config = merged
         log.info("configuration applied", extra={"keys": keys(changed & RELOADABLE)})
         return problems
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from lbagent.announce.announce_refusal import AnnounceRefusal, RefusalReason
 from lbagent.announce.announcer import Announcer, in_use_text
 from lbagent.announce.desired_vips import DesiredVip
 from lbagent.announce.l2.vip_machine import Phase
-from lbagent.api.types import VipAnswer, VipRow
 from lbagent.errors import ConfigError, NotFound
 from lbagent.model.address import format_ip, parse_ip
 from lbagent.objects.records import Service
@@ -18,23 +19,30 @@ from lbagent.pools.announcement import BGP, L2
 ANNOUNCED, STANDBY, CONFLICT, WITHDRAWN = "announced", "standby", "conflict", "withdrawn"
 
 
+class VipRow(Struct):
+    """An address that is to be announced, and one way of doing it. Its words in lists: api/capabilities/vips.py."""
+
+    address: str
+    pool: str
+    mode: str  # l2, bgp
+    state: str  # announced (by this node), standby (another node, or soon), conflict, withdrawn
+    node: str  # that announces it, as far as this one knows; ''
+    services: list[str]  # NAMESPACE/NAME
+    reason: str  # why it is not announced by this node; ''
+
+
+class VipAnswer(Struct):
+    """Whether an address, or the addresses of a Service, are announced, and why."""
+
+    announced: bool  # somewhere
+    lines: list[str]  # sentences
+
+
 class _Standing(NamedTuple):
     """A row, with the refusal whose sentence is its reason; None where the reason is no refusal."""
 
     row: VipRow
     refusal: AnnounceRefusal | None
-
-
-def require_announcer(announcer: Announcer | None) -> Announcer:
-    """Return what there is. Raises NotFound for an agent that announces nothing."""
-    if announcer is None:
-        raise NotFound("this agent announces no addresses; start it with --announce FILE, a file of address pools")
-    return announcer
-
-
-def announced_vips(announcer: Announcer | None) -> dict[tuple[str, str], bool]:
-    """Return whether this node announces it, by address and mode; nothing without an announcer."""
-    return {(row.address, row.mode): row.state == ANNOUNCED for row in (vip_rows(announcer) if announcer else ())}
 
 
 def vip_rows(announcer: Announcer) -> list[VipRow]:

@@ -1,5 +1,8 @@
-"""The agent's HTTP API on its unix socket: records of requests and answers, the server, and the client of the command line.
+"""The agent's HTTP API on its unix socket: what the agent can do, the server, and the client of the command line.
 
-`agent_api.py` is the interface that the agent implements; import the modules. The HTTP server itself is in `http`, the
-answers' contents come from `agent`. The command line imports `client.py` alone, which loads quickly.
+A capability is a file of `capabilities/`: its routes, lists and metrics as rows (`capability.py`). The other files have the
+answers: records, and the classes that make them; the agent builds these and binds the rows to them (lbagent/agent/parts.py). Import
+the modules. The command line imports `client.py` and `capabilities/` alone, which load quickly.
+
+Not here: the HTTP server itself (lbagent/http/), values of the data plane, of announcements and of native pools (their folders).
 """

@@ -10,14 +10,17 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
-from lbagent.api.api_routes import BY_NAME, ROUTES, TEXT, Route
+from lbagent.api.capabilities import CAPABILITIES, route_of
 from lbagent.defaults import DEFAULT_SOCKET
 from lbagent.errors import AgentUnreachable, ConfigError, LastBackend, LbError, NotFound, Refused, TimedOut
+
+if TYPE_CHECKING:
+    from lbagent.api.capability import Route
 
 DEFAULT_TIMEOUT_S = 30.0
 VERIFY_TIMEOUT_S = 120.0  # the agent reads every map, between other work
@@ -72,7 +75,7 @@ def socket_path(text: str = "") -> str:
 class AgentClient:
     """One agent. A connection per request: a command makes one or two.
 
-    It has a method for each route (api_routes.py); those that are written here do more than to send and return.
+    It has a method for each route of capabilities/; those that are written here do more than to send and return.
     """
 
     def __init__(self, path: str = "", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -89,8 +92,8 @@ class AgentClient:
     ) -> list[dict[str, Any]]:
         """Set the operator's state of these backends; return them as they are now.
 
-        `named` are the other fields of NamedBackends (api/types.py). With `spare_last` it raises LastBackend where a Service
-        would have no backend left.
+        `named` are the other fields of NamedBackends (api/named_backends.py). With `spare_last` it raises LastBackend where
+        a Service would have no backend left.
         """
         body = {"addresses": addresses, "state": state, **_given(named)}
         rows: list[dict[str, Any]] = self._send("set_state", body | ({"spare_last": True} if spare_last else {}))
@@ -105,32 +108,32 @@ class AgentClient:
         return rows
 
     def clear_state(self, addresses: list[str], **named: Any) -> dict[str, Any]:
-        """Forget what the operator set for these backends; return Cleared (api/types.py)."""
+        """Forget what the operator set for these backends; return Cleared (api/named_backends.py)."""
         cleared: dict[str, Any] = self._send("clear_state", {"addresses": addresses, **_given(named)})
         return cleared
 
     def verify(self) -> list[str]:
         """Return in what the maps differ from what the agent wrote and wants."""
-        answer = self._request(BY_NAME["verify"], timeout_s=VERIFY_TIMEOUT_S)
+        answer = self._request(route_of("verify"), timeout_s=VERIFY_TIMEOUT_S)
         return self._expect(answer.get("differences"), list)
 
     def wait_change(self, generation: int, timeout_s: float) -> int:
         """Return the agent's generation when it differs from `generation`, or after `timeout_s`."""
         query = {"generation": generation, "timeout_s": timeout_s}
-        return int(self._request(BY_NAME["wait_change"], query, timeout_s=timeout_s + self.timeout_s)["generation"])
+        return int(self._request(route_of("wait_change"), query, timeout_s=timeout_s + self.timeout_s)["generation"])
 
     def _send(self, name: str, body: dict[str, Any]) -> Any:
-        return self._request(BY_NAME[name], body=body)
+        return self._request(route_of(name), body=body)
 
     def _request(
-        self, route: Route, query: Mapping[str, object] = _NO_QUERY, body: Any = None, timeout_s: float = 0.0
+        self, route: Route[Any], query: Mapping[str, object] = _NO_QUERY, body: Any = None, timeout_s: float = 0.0
     ) -> Any:
         """Send a request and return its answer: a list, a dict, a text. Raises LbError."""
         given = {key: text for key, value in query.items() if (text := str(value))}
         target = f"{route.path}?{urlencode(given, errors='surrogateescape')}" if given else route.path
         data = json.dumps(body, ensure_ascii=False).encode(errors="replace") if body is not None else None
         answer = self._exchange(route.method, target, data, timeout_s or self.timeout_s)
-        if route.answer == TEXT:
+        if route.is_text:
             return answer.decode()
         try:
             return self._expect(json.loads(answer), list if route.many else dict)
@@ -198,22 +201,23 @@ class AgentClient:
         )
 
 
-def _add_methods(routes: Iterable[Route]) -> None:
+def _add_methods() -> None:
     """Give AgentClient a method for each route that has none: it takes the parts of the query, in this order or by name."""
-    for route in routes:
-        if not hasattr(AgentClient, route.name):
-            setattr(AgentClient, route.name, _method(route))
+    for routes in CAPABILITIES.values():
+        for name in routes:
+            if not hasattr(AgentClient, name):
+                setattr(AgentClient, name, _method(name))
 
 
-def _method(route: Route) -> Callable[..., Any]:
-    keys = [key for key, _ in route.query]
-
+def _method(name: str) -> Callable[..., Any]:
     def ask(client: AgentClient, *words: object, **named: object) -> Any:
+        route = route_of(name)
+        keys = [key for key, _ in route.query]
         if len(words) > len(keys) or not named.keys() <= set(keys):
-            raise TypeError(f"{route.name}() takes {', '.join(keys) or 'nothing'}")
+            raise TypeError(f"{name}() takes {', '.join(keys) or 'nothing'}")
         return client._request(route, dict(zip(keys, words, strict=False)) | named)  # noqa: SLF001  # it is a method
 
     return ask
 
 
-_add_methods(ROUTES)
+_add_methods()

@@ -6,11 +6,11 @@ A backend is named by address and port, by its Pod, by its IP address alone, by 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from lbagent.api.types import NamedBackends
 from lbagent.errors import ConfigError, NotFound
 from lbagent.model.address import ALL_PROTOCOLS, L3n4Addr, L4Type, format_ip, parse_ip
 from lbagent.model.backend import Backend, BackendState
@@ -22,6 +22,47 @@ from lbagent.objects.pod_reference import is_pod_reference, parse_pod_reference
 
 UNCHANGED = "nothing was changed"
 MAX_NAMED = 5  # Services that a sentence names
+
+
+class NamedBackends(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The backends that a request names. `node` and `service` together: those of this Service on this node."""
+
+    command: ClassVar[str] = ""  # what a body of this kind is called in messages
+    addresses: list[str] = []  # ADDRESS:PORT[/PROTOCOL], pod/NAMESPACE/NAME
+    hosts: list[str] = []  # ADDRESS: every backend there
+    node: str = ""
+    service: str = ""  # NAMESPACE/NAME
+
+
+class SetState(NamedBackends, kw_only=True, forbid_unknown_fields=True):
+    """The body of PUT /v1/backends/state."""
+
+    command: ClassVar[str] = "set-state"
+    state: str
+    spare_last: bool = False  # refuse (409, `last_backend`) what would leave a Service without a backend
+
+
+class StartDrain(NamedBackends, kw_only=True, forbid_unknown_fields=True):
+    """The body of PUT /v1/backends/drain."""
+
+    command: ClassVar[str] = "drain"
+    timeout_s: float
+    spare_last: bool = False  # as in SetState
+
+
+class ClearState(NamedBackends, kw_only=True, forbid_unknown_fields=True):
+    """The body of PUT /v1/backends/clear-state."""
+
+    command: ClassVar[str] = "clear-state"
+
+
+class Cleared(Struct):
+    """The answer to ClearState."""
+
+    cleared: list[str]  # addresses and pod/NAMESPACE/NAME whose set state was forgotten
+    backends: list[
+        dict[str, object]
+    ]  # BackendRow (capabilities/node_backends.py): those of them that are served, as they are now
 
 
 class Named(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lbagent.api.target_rows import problem_of_target
 from lbagent.checks.running_agent import RunningAgent
 from lbagent.kernel.private_folder import unwritable
 from lbagent.model.check import Check, Result, Severity
@@ -20,7 +19,7 @@ def port_not_open(agent: RunningAgent) -> Iterator[Result]:
 def target_failed(agent: RunningAgent) -> Iterator[Result]:
     """Report each data plane that does not match the State; single frontends of the maps have their own results."""
     for runner in agent.loop.runners:
-        problem = agent.plane.error if runner.target is agent.plane else problem_of_target(runner)
+        problem = agent.plane.error if runner.target is agent.plane else runner.problem
         if problem:
             yield Result(runner.target.name, {"target": runner.target.name, "problem": problem})
 

@@ -22,7 +22,7 @@ class OwnersFile(Protocol):
 
 
 class RunningAgent(Protocol):
-    """The parts of the agent that checks read (lbagent/agent/components.py). Later parts of the start are None until then."""
+    """The parts of the agent that checks read (lbagent/agent/parts.py); `announcer` is None without --announce."""
 
     @property
     def config(self) -> Config: ...  # noqa: D102

@@ -30,6 +30,10 @@ VERBS = {
         "lbagent.cli.verbs.plan:plan",
         "Show the map entries that manifests stand for; needs no agent and no root.",
     ),
+    "render": (
+        "lbagent.cli.verbs.render:render",
+        "Print the rules that a data plane makes of manifests; needs no agent and no root.",
+    ),
     "cloud": ("lbagent.cli.verbs.cloud:cloud", "Addresses of LoadBalancers: run, plan, pools, providers."),
     "apilb": (
         "lbagent.cli.verbs.apilb:apilb",

@@ -20,8 +20,8 @@ import click
 from lbagent.errors import AgentUnreachable, ConfigError
 
 if TYPE_CHECKING:
+    from lbagent.api.capability import ListedFields
     from lbagent.api.client import AgentClient
-    from lbagent.api.listed_fields import ListedFields
 
 Row = dict[str, Any]
 GAP = "   "

@@ -67,8 +67,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     renderer: Annotated[
         Words,
         Meta(
-            description="Data plane that serves, NAME or NAME=SETTINGS: bpf, none (no packet is balanced), record=FILE (none, and"
-            " each call of a renderer as a line of JSON); of several, bpf serves (repeatable)."
+            description="Data plane, NAME or NAME=SETTINGS: bpf, nftables, auto (bpf, else nftables), none (no packet is balanced),"
+            " record=FILE (none, and each call of a renderer as a line of JSON), or a plug-in; of several, bpf serves (repeatable)."
         ),
     ] = DEFAULT_RENDERER
     device: Annotated[

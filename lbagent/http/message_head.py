@@ -54,6 +54,12 @@ def parse_status_line(line: bytes) -> StatusLine:
     return StatusLine(found[1].decode(), int(found[2]))
 
 
+def request_head(method: str, target: str, fields: Mapping[str, str]) -> bytes:
+    """Return the head of a request, with the empty line at its end."""
+    lines = (f"{method} {target} HTTP/1.1", *(f"{name}: {text}" for name, text in fields.items()), "", "")
+    return "\r\n".join(lines).encode()
+
+
 def parse_fields(lines: Iterable[bytes], *, strict: bool = True) -> Fields:
     """Return the fields up to an empty line; values of one name are joined by commas. Raises MalformedHead.
 

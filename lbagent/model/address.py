@@ -54,6 +54,7 @@ class L4Type(StrEnum):
 
 
 _NUMBERS = {L4Type.NONE: 0, L4Type.TCP: 6, L4Type.UDP: 17, L4Type.SCTP: 132}
+_SLASHED = {kind: f"/{kind.value}" for kind in L4Type}
 _BY_NUMBER = {number: kind for kind, number in _NUMBERS.items()}
 ALL_PROTOCOLS = (L4Type.TCP, L4Type.UDP, L4Type.SCTP)
 
@@ -187,7 +188,10 @@ class L3n4Addr(Struct, frozen=True, gc=False):
 
     def with_protocol(self) -> str:
         """Return `IP:Port/PROTO[/i]`."""
-        return self._format(f"/{self.protocol.value}")
+        if len(self.address) == 4 and not (self.cluster_id or self.scope):  # nearly all of the many that are listed
+            a, b, c, d = self.address
+            return f"{a}.{b}.{c}.{d}:{self.port}{_SLASHED[self.protocol]}"
+        return self._format(_SLASHED[self.protocol])
 
     def map_text(self) -> str:
         """Return `IP:Port/PROTO[/i]` as `map dump` writes it: ANY for any protocol."""

@@ -36,7 +36,7 @@ class BackendState(IntEnum):
     @property
     def text(self) -> str:
         """The word of the command line, map dump and API; '' for INVALID."""
-        return "" if self is BackendState.INVALID else self.name.lower()
+        return _TEXTS[self]
 
     def __str__(self) -> str:
         """Return `text`."""
@@ -82,6 +82,7 @@ class BackendState(IntEnum):
         return new is self or new in _TRANSITIONS[self]
 
 
+_TEXTS = {state: "" if state is BackendState.INVALID else state.name.lower() for state in BackendState}
 _VALID = (BackendState.ACTIVE, BackendState.TERMINATING, BackendState.QUARANTINED, BackendState.MAINTENANCE)
 _TRANSITIONS: dict[BackendState, frozenset[BackendState]] = {
     BackendState.ACTIVE: frozenset({BackendState.TERMINATING, BackendState.QUARANTINED, BackendState.MAINTENANCE}),

@@ -13,6 +13,7 @@ from lbagent.objects.records import (
     ObjectSnapshot,
 )
 
+_KINDS_OF_FACTS = frozenset({"Endpoints", "EndpointSlice", "Node"})
 _Kinds = dict[str, dict[str, KubeObject]]  # objects by key, by kind
 
 
@@ -22,6 +23,7 @@ class Store:
     def __init__(self, sources: Iterable[str]) -> None:
         """`sources` are their names in the order in which they win."""
         self._objects: dict[str, _Kinds] = {name: {kind: {} for kind in FIELD_OF_KIND} for name in sources}
+        self._facts: tuple[frozenset[bytes], frozenset[str]] | None = None
 
     def apply(self, source: str, changes: Iterable[ObjectChange]) -> list[ObjectChange]:
         """Take the changes of a source; return what changes in the merged set."""
@@ -30,6 +32,8 @@ class Store:
         for change in changes:
             kind, key = change.kind, change.key
             old = self.get(kind, key)
+            if self._facts is not None and kind in _KINDS_OF_FACTS and _is_fact(own[kind].get(key), change.new):
+                self._facts = None
             if change.new is None:
                 own[kind].pop(key, None)
             else:
@@ -81,6 +85,12 @@ class Store:
         nodes = (node for kinds in self._objects.values() for node in kinds["Node"].values())
         return frozenset(address for node in nodes if isinstance(node, Node) for address in node.internal_ips)
 
+    def facts(self) -> tuple[frozenset[bytes], frozenset[str]]:
+        """Return `node_addresses` and `services_with_endpoints`: the same objects while neither can have changed."""
+        if self._facts is None:
+            self._facts = self.node_addresses(), frozenset(self.services_with_endpoints())
+        return self._facts
+
     def snapshot(self) -> ObjectSnapshot:
         """Return everything, merged."""
         merged: dict[str, dict[str, KubeObject]] = {}
@@ -94,6 +104,13 @@ class Store:
 
 def _without(objects: Mapping[str, KubeObject], known: Mapping[str, KubeObject]) -> dict[str, KubeObject]:
     return {key: obj for key, obj in objects.items() if key not in known}
+
+
+def _is_fact(old: KubeObject | None, new: KubeObject | None) -> bool:
+    """Return whether a change of one object may change `Store.facts`."""
+    if isinstance(old, EndpointSlice) and isinstance(new, EndpointSlice):
+        return old.service != new.service
+    return old is None or new is None or isinstance(new, Node)
 
 
 def _services_of_slices(kinds: _Kinds) -> set[str]:

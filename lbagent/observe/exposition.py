@@ -7,12 +7,13 @@ every number here already is in a BPF map or in the agent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, Literal, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Literal
 
 from msgspec import Struct
 
 from lbagent.model.histogram import Histogram
+from lbagent.observe.metric import LabelledValues, Metric, Subject
 
 _PIECE_LINES = 500  # some 64 KiB: between two pieces the event loop serves other requests
 
@@ -37,39 +38,21 @@ class HistogramFamily(Struct, frozen=True):
     kind: Literal["histogram"] = "histogram"
 
 
-Subject = TypeVar("Subject")
-Samples = float | Histogram | Iterable[tuple[tuple[str, ...], float]] | None
+def family_of(metric: Metric[Subject], subject: Subject) -> MetricFamily | HistogramFamily:
+    """Return the samples that a metric has now."""
+    value = metric.value(subject)
+    if isinstance(value, Histogram):
+        return HistogramFamily(metric.name, metric.help, value)
+    assert metric.kind != "histogram"
+    return MetricFamily(metric.name, metric.kind, metric.help, _labelled(metric.labels, value))
 
 
-class Metric(NamedTuple, Generic[Subject]):
-    """A row of a table of metrics: everything that is known of one metric.
-
-    `value` makes its samples of the table's subject: a number, a histogram, numbers with the values of `labels`, or None where
-    there is nothing to show.
-    """
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    help: str
-    value: Callable[[Subject], Samples]
-    labels: tuple[str, ...] = ()
-
-    def family(self, subject: Subject) -> MetricFamily | HistogramFamily:
-        """Return the metric with its samples as they are now."""
-        value = self.value(subject)
-        if isinstance(value, Histogram):
-            return HistogramFamily(self.name, self.help, value)
-        assert self.kind != "histogram"
-        return MetricFamily(self.name, self.kind, self.help, self._labelled(value))
-
-    def _labelled(
-        self, value: float | Iterable[tuple[tuple[str, ...], float]] | None
-    ) -> Iterator[tuple[Labels, float]]:
-        if isinstance(value, int | float):
-            yield (), value
-            return
-        for words, number in value or ():
-            yield tuple(zip(self.labels, words, strict=True)), number
+def _labelled(labels: tuple[str, ...], value: float | LabelledValues | None) -> Iterator[tuple[Labels, float]]:
+    if isinstance(value, int | float):
+        yield (), value
+        return
+    for words, number in value or ():
+        yield tuple(zip(labels, words, strict=True)), number
 
 
 def _samples(family: MetricFamily | HistogramFamily) -> Iterator[tuple[str, Labels, float]]:

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from lbagent.http.message_head import request_head
 from lbagent.model.address import L3n4Addr
 from lbagent.probes.check_time import Deadline
 from lbagent.probes.http_connection import HttpConnection
@@ -93,8 +94,7 @@ class HttpProbe:
 
 def request_of(check: ProbeSpec) -> bytes:
     """Return the request of a check (RFC 9112)."""
-    lines = (f"GET {check.path} HTTP/1.1", f"Host: {check.host}", "User-Agent: lbagent", "Accept: */*", "", "")
-    return "\r\n".join(lines).encode()
+    return request_head("GET", check.path, {"Host": check.host, "User-Agent": "lbagent", "Accept": "*/*"})
 
 
 def _judged(status: int) -> Outcome:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from msgspec import Struct
 
 
-class ProbeSpec(Struct, frozen=True, kw_only=True):
-    """How a server's health is probed: HTTPS GET, 200-399 is up."""
+class ProbeKind(StrEnum):
+    """What is sent, and which answer is up. probe_kinds.py has the probe of each."""
 
-    path: str = "/healthz"
+    TCP = "tcp"  # the server's kernel accepts a connection
+    HTTP = "http"  # GET, 200-399 is up
+    HTTPS = "https"  # the same over TLS
+    UDP = "udp"  # a datagram is not refused
+
+
+class ProbeSpec(Struct, frozen=True, kw_only=True):
+    """How a server's health is probed. Times are seconds."""
+
+    kind: ProbeKind = ProbeKind.HTTPS
+    path: str = "/healthz"  # of http and https
     interval: float = 2.0
     timeout: float = 2.0
     fall: int = 3
     rise: int = 2
-    ca_file: str = ""  # without it the certificate is not verified
-    host: str = "kube-apiserver"  # the Host header
+    ca_file: str = ""  # of https: without it the certificate is not verified
+    host: str = "kube-apiserver"  # the Host header of http and https

@@ -113,8 +113,8 @@ class SyncLoop:
             self._owners_version = self._resolver.owners_version
             self.on_owners()
         if facts is not None:
-            facts = replace(facts, node_addresses=self._resolver.node_port_addresses())
-        if resolution is not self._resolution or provenance is not before or facts != known:
+            facts = _known_or_new(known, replace(facts, node_addresses=self._resolver.node_port_addresses()))
+        if resolution is not self._resolution or provenance is not before or facts is not known:
             generation = self.state.generation
             self._adopt(resolution)
             self.record.queued(changes, self.state.generation if self.state.generation != generation else None)
@@ -163,8 +163,7 @@ class SyncLoop:
         """Return what the objects hold and the State does not, where a target needs it; the node's own addresses come later."""
         if not any(runner.target.needs_facts for runner in self.runners):
             return None
-        store = self.inbox.store
-        return ObjectFacts((), store.node_addresses(), frozenset(store.services_with_endpoints()))
+        return ObjectFacts((), *self.inbox.store.facts())
 
     def _adopt(self, resolution: Resolution) -> None:
         """Number a State, over every resolver, and log what is newly wrong with the objects together."""
@@ -178,3 +177,15 @@ class SyncLoop:
             self._message_log.update(resolution.messages)
             self.messages = resolution.messages
             self.on_messages(self.messages)
+
+
+def _known_or_new(known: ObjectFacts | None, new: ObjectFacts) -> ObjectFacts:
+    """Return the facts of before where they are the same ones. Sets are compared only where they are other objects."""
+    if known is None or known.node_addresses != new.node_addresses:
+        return new
+    if (
+        known.services_with_endpoints is new.services_with_endpoints
+        and known.addresses_of_nodes is new.addresses_of_nodes
+    ):
+        return known
+    return known if known == new else new

@@ -23,6 +23,8 @@ class TargetRunner:
         self.target = target
         self.failure: Failure | None = None  # the last pass failed as a whole
         self.pending_since: float | None = None  # of the monotonic clock: since when a State waits that is not in force
+        self.failures = 0  # passes that failed as a whole
+        self.applied_s = 0.0  # what the last pass took that did not fail
         self.in_force_at = 0.0  # when the last one was, seconds since the epoch
         self.on_in_force: Callable[[int, float], None] = lambda _generation, _seconds: None
         self._desired = Desired(State())
@@ -38,6 +40,11 @@ class TargetRunner:
         if self.failure:
             return str(self.failure.error)
         return self.target.error or next((str(failure.error) for failure in self.target.failing.values()), "")
+
+    @property
+    def problem(self) -> str:
+        """What fails now, else why the target is not ready; '' when nothing is wrong."""
+        return self.error or self.target.waiting
 
     @property
     def in_sync(self) -> bool:
@@ -93,12 +100,14 @@ class TargetRunner:
         except (LbError, OSError) as error:
             known = error if isinstance(error, LbError) else LbError(str(error))
             self.failure = failed_again(before, known, now, delays)
+            self.failures += 1
             if before is None or before.error.key != known.key:
                 log.error("a target could not be brought in sync", extra={"target": name, "error": str(known)})
         else:
             self.failure = None
             self.pending_since = None if desired is self._desired else now  # the next one came during this pass
             self.in_force_at = time.time()
-            self.on_in_force(desired.state.generation, time.monotonic() - now)
+            self.applied_s = time.monotonic() - now
+            self.on_in_force(desired.state.generation, self.applied_s)
             if before:
                 log.info("a target is in sync again", extra={"target": name})

@@ -5,9 +5,9 @@ is one call: a plan is valid only for what is in force at that moment, so no cal
 not be planned or written are in `failing`.
 
 It also opens and closes, shows what it serves, and counts flows and packets. The agent has one *serving* data plane: it decides
-whether the agent is ready, and `svc list`, `status` and the metrics come from it. Further ones are targets only. Maps, programs
-and chains stay behind this module. `features` names what a data plane can do; a method whose feature is not among them returns
-an empty value.
+whether the agent is ready, and `svc list`, `status` and the metrics come from it. Further ones are opened, started and
+reconfigured as well, and serve after their own first pass. Maps, programs and chains stay behind this module. `features` names
+what a data plane can do; a method whose feature is not among them returns an empty value.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """What commands use of data planes without an agent: checks of `doctor`, what `cleanup` removes, what serves without an agent.
 
-A module of renderers.py may have these functions; one without them has nothing of that kind:
+A module of `SHIPPED` may have these functions; one without them has nothing of that kind:
 
 - `checks()`: its table of checks, and `offline_node(config)`: what they read before the start;
 - `remove(config, before)`: removes what an agent left, and returns it, one line each. Where something is there it calls `before`
   first, when no agent can start any more. Raises Conflict while an agent runs;
+- `text_of(config, settings, state, form)`: what it would put in force, in one of its TEXT_FORMS, and
+  `not_served(config, settings, state)`: what of Services it cannot do, one sentence each;
 - `left_serving(config)`: what serves without an agent, pairs of a word and a text for `lbagent status`.
 """
 
@@ -18,10 +20,12 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from lbagent.config import Config
-from lbagent.config.renderer_words import DEFAULT
-from lbagent.errors import Unsupported
+from lbagent.config.renderer_words import DEFAULT, RendererSettings
+from lbagent.errors import ConfigError, Unsupported
 from lbagent.model.check import Check, CheckGroup
-from lbagent.targets.renderers import RENDERERS, chosen
+from lbagent.model.state import State
+from lbagent.render.renderer_names import SHIPPED, Unavailable, reason_of_plug_in
+from lbagent.targets.renderers import chosen
 
 Remover = Callable[[Config, Callable[[], None]], list[str]]
 
@@ -48,12 +52,15 @@ def _offline(config: Config) -> OfflineDataPlane:
         (name,) = (each.name for each in chosen(config))
     except Unsupported as error:
         return OfflineDataPlane(config.renderer[0].partition("=")[0], unavailable=str(error))
-    module = import_module(RENDERERS[name])
+    if name not in SHIPPED:
+        reason = reason_of_plug_in(name)
+        return OfflineDataPlane(name, None, str(Unavailable(name, reason)) if reason else "")
+    module = import_module(SHIPPED[name])
     balances = bool(module.FEATURES)
     if hasattr(module, "checks"):
         return OfflineDataPlane(name, CheckGroup(module.checks(), module.offline_node(config)), balances=balances)
     reason = module.unavailable()
-    return OfflineDataPlane(name, None, f"--renderer {name} is not available: {reason}" if reason else "", balances)
+    return OfflineDataPlane(name, None, str(Unavailable(name, reason)) if reason else "", balances)
 
 
 def checks_of_data_planes() -> list[Check[Any]]:
@@ -66,13 +73,38 @@ def removers() -> list[Remover]:
     return [module.remove for module in _modules_with("remove")]
 
 
+class RenderedText(NamedTuple):
+    """What a data plane puts in force, and what of Services it cannot do, one sentence each."""
+
+    text: str
+    warnings: list[str]
+
+
+def text_of(config: Config, state: State, form: str = "") -> RenderedText:
+    """Return what the one data plane of --renderer puts in force for a State, `form` '' in its first form.
+
+    Raises ConfigError, Unsupported.
+    """
+    each, *more = chosen(config)
+    module = import_module(SHIPPED[each.name]) if each.is_shipped else None
+    if more or not hasattr(module, "text_of"):
+        able = ", ".join(known.NAME for known in _modules_with("text_of"))
+        raise ConfigError(f"--renderer {' '.join(config.renderer)}: name one of those that have a text: {able}")
+    assert module is not None
+    if form and form not in module.TEXT_FORMS:
+        raise ConfigError(f"-o {form}: {each.name} has the forms {', '.join(module.TEXT_FORMS)}")
+    settings = RendererSettings(each.settings, each.family)
+    text = module.text_of(config, settings, state, form or module.TEXT_FORMS[0])
+    return RenderedText(text, module.not_served(config, settings, state))
+
+
 def left_serving(config: Config) -> list[tuple[str, str]]:
     """Return what data planes serve without an agent."""
     return [fact for module in _modules_with("left_serving") for fact in module.left_serving(config)]
 
 
 def _modules_with(function: str) -> Iterator[Any]:
-    for path in RENDERERS.values():
+    for path in SHIPPED.values():
         module = import_module(path) if path else None
         if hasattr(module, function):
             yield module

@@ -1,85 +1,152 @@
-"""The data planes that `--renderer` can name. One that is not used is not imported.
+"""The data planes of `--renderer`, made of its words. One that is not used is not imported.
 
-A new one is a folder beside this file and a line in `RENDERERS`. Its module has NAME, FEATURES, `make(config, settings)`, which
-returns a DataPlane, and `unavailable()`, which returns why it cannot be used here.
+`bpf`, `nftables` and `none` are data planes themselves: their modules have `make(config, settings)`. All others are renderers
+(render/service_renderer.py), and RendererPlane drives them; their modules, and plug-ins, have a factory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 from msgspec import Struct
 
 from lbagent.config import Config
-from lbagent.config.renderer_words import RendererWord, renderer_words
-from lbagent.errors import ConfigError, Unsupported
+from lbagent.config.renderer_words import AUTO, RendererSettings, RendererWord, renderer_settings, renderer_words
+from lbagent.errors import ConfigError
+from lbagent.model.family import Family
+from lbagent.render.renderer_names import NOT_BUILT, SHIPPED, Unavailable, factory_of, names, plug_in
 from lbagent.targets.data_plane import DataPlane
 
-FROM = "lbagent"  # the distribution that a data plane comes from
-# name -> its module; '': this version has none. In the order in which they are listed.
-RENDERERS = {
-    "bpf": "lbagent.targets.bpf.bpf_renderer",
-    "nftables": "",
-    "record": "lbagent.targets.record.record_renderer",
-    "none": "lbagent.targets.none.none_renderer",
-}
-WITH_SETTINGS = frozenset({"record"})
-SERVING_FIRST = ("bpf",)  # of several, the one that balances packets serves; else the first one does
-_NOT_BUILT = "this version of lbagent does not have it"
+log = logging.getLogger(__name__)
+TRANSLATING = ("bpf", "nftables")  # the first of them that is named serves; else the first renderer does
+_WITHOUT_SETTINGS = frozenset({"bpf", "none"})
 
 
-class RendererRow(Struct, rename={"from_": "from"}):
-    """A data plane as `lbagent renderers` lists it."""
+class ChosenRenderer(Struct, frozen=True):
+    """One data plane of --renderer."""
 
     name: str
-    from_: str = FROM
-    available: bool = True
-    reason: str = ""  # why not
-    capabilities: list[str] = []
+    settings: dict[str, str] = {}
+    family: Family | None = None  # None: both
+    is_shipped: bool = True
+    instead_of_bpf: str = ""  # chosen by `auto`, because bpf cannot be used: why
+
+    @property
+    def families(self) -> frozenset[Family]:
+        """The families that it serves."""
+        return frozenset(Family) if self.family is None else frozenset((self.family,))
 
 
-def rows() -> Iterator[RendererRow]:
-    """Yield each data plane, and whether this process could use it here."""
-    for name, module in RENDERERS.items():
-        if not module:
-            yield RendererRow(name, available=False, reason=_NOT_BUILT)
-            continue
-        found = import_module(module)
-        reason = str(found.unavailable())
-        yield RendererRow(name, available=not reason, reason=reason, capabilities=sorted(found.FEATURES))
+def chosen(config: Config) -> Sequence[ChosenRenderer]:
+    """Return what --renderer names, the serving one first. Raises ConfigError, and Unavailable where `auto` finds none.
 
-
-def chosen(config: Config) -> Sequence[RendererWord]:
-    """Return what --renderer names, the serving one first. Raises ConfigError, and Unsupported for one that cannot be used."""
-    words = renderer_words(config.renderer)
-    for word in words:
-        if word.name not in RENDERERS:
-            raise ConfigError(f"--renderer: unknown renderer {word.name!r}; there are {', '.join(RENDERERS)}")
-        if word.settings and word.name not in WITH_SETTINGS:
-            raise ConfigError(f"--renderer {word.name}={word.settings}: {word.name} has no settings")
-    names = [word.name for word in words]
-    if twice := next((name for name in names if names.count(name) > 1), ""):
+    Whether one of the others can be used turns out when it is opened.
+    """
+    found = [_chosen(word) for word in renderer_words(config.renderer)]
+    given = [each.name for each in found]
+    if twice := next((name for name in given if given.count(name) > 1), ""):
         raise ConfigError(f"--renderer: {twice} is given twice")
-    for name in names:
-        if not RENDERERS[name]:
-            raise _Unavailable(name, _NOT_BUILT)
-    return sorted(words, key=lambda word: word.name not in SERVING_FIRST)
+    claims = Claims()
+    for each in found:
+        if each.name in TRANSLATING:
+            claims.add(each.name, each.families)
+    return sorted(
+        found, key=lambda each: TRANSLATING.index(each.name) if each.name in TRANSLATING else len(TRANSLATING)
+    )
 
 
-class _Unavailable(Unsupported):
-    """A data plane that exists and cannot be used here."""
+def _chosen(word: RendererWord) -> ChosenRenderer:
+    if word.name == AUTO:
+        if word.settings:
+            raise ConfigError(f"--renderer auto={word.settings}: auto has no settings")
+        return _automatic()
+    is_shipped = word.name in SHIPPED
+    if not is_shipped and plug_in(word.name) is None:
+        raise ConfigError(f"--renderer: unknown renderer {word.name!r}; there are {', '.join(names())}")
+    if word.settings and word.name == "none":
+        raise ConfigError(f"--renderer none={word.settings}: none has no settings")
+    settings, family = renderer_settings(word)
+    if settings and word.name in _WITHOUT_SETTINGS:
+        raise ConfigError(f"--renderer {word.name}={word.settings}: {word.name} has no settings but family")
+    return ChosenRenderer(word.name, settings, family, is_shipped)
 
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(name)
-        self.args = (f"--renderer {name} is not available: {reason}",)
+
+def _automatic() -> ChosenRenderer:
+    """Return bpf where it can be used, else nftables. Raises Unavailable."""
+    why_not_bpf = _reason("bpf")
+    if not why_not_bpf:
+        return ChosenRenderer("bpf")
+    if why_not_nftables := _reason("nftables"):
+        raise Unavailable(AUTO, f"bpf: {why_not_bpf}; nftables: {why_not_nftables}")
+    return ChosenRenderer("nftables", instead_of_bpf=why_not_bpf)
+
+
+def _reason(name: str) -> str:
+    return str(import_module(SHIPPED[name]).unavailable()) if SHIPPED[name] else NOT_BUILT
+
+
+class Claims:
+    """Which data plane translates which family: never two of them."""
+
+    def __init__(self) -> None:
+        self._by_family: dict[Family, str] = {}
+
+    def add(self, name: str, families: frozenset[Family]) -> None:
+        """Take note of one. Raises ConfigError."""
+        for family in sorted(families):
+            other = self._by_family.setdefault(family, name)
+            if other != name:
+                raise ConfigError(
+                    f"--renderer: {other} and {name} would both translate IPv{family.digit}; "
+                    f"name one, or divide the families, as in {other}=family=ipv4 and {name}=family=ipv6"
+                )
 
 
 def data_planes(config: Config) -> list[DataPlane]:
-    """Return the data planes of --renderer, not opened yet, the serving one first. Raises ConfigError, Unsupported."""
-    return [_module(word.name).make(config, word.settings) for word in chosen(config)]
+    """Return the data planes of --renderer, not opened yet, the serving one first. Raises ConfigError, Unavailable."""
+    makers = _Makers(config)
+    planes = []
+    for index, each in enumerate(chosen(config)):
+        if each.instead_of_bpf:
+            log.warning("nftables is used instead of bpf", extra={"reason": each.instead_of_bpf})
+        planes.append(makers.plane(each, is_serving=not index))
+    return planes
 
 
-def _module(name: str) -> Any:
-    return import_module(RENDERERS[name])
+class _Makers:
+    """What the renderers of an agent share. It is imported and made for the first one."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._calls: Any = None
+        self._surroundings: Any = None
+        self._claims = Claims()
+
+    def plane(self, each: ChosenRenderer, *, is_serving: bool) -> DataPlane:
+        """Return a data plane."""
+        if each.name in TRANSLATING:
+            self._claims.add(each.name, each.families)
+        make = getattr(import_module(SHIPPED[each.name]), "make", None) if each.is_shipped else None
+        if make is not None:
+            made: DataPlane = make(self._config, RendererSettings(each.settings, each.family))
+            return made
+        from lbagent.render.shared_calls import SharedCalls
+        from lbagent.targets.renderer_plane import NodeSurroundings, RendererPlane
+
+        if self._surroundings is None:
+            self._calls = SharedCalls()
+            self._surroundings = NodeSurroundings(self._config, self._calls)
+        return RendererPlane(
+            self._config,
+            each.name,
+            lambda: factory_of(each.name),
+            each.settings,
+            self._calls,
+            self._surroundings,
+            must_work=is_serving or each.is_shipped,
+            family=each.family,
+            on_translates=lambda: self._claims.add(each.name, each.families),
+        )

@@ -184,6 +184,8 @@ def test_record_beside_none_gets_each_change_in_order(agent: Unprivileged) -> No
         (("iptables",), 2, "unknown renderer 'iptables'; there are bpf, nftables, record, none"),
         (("record",), 2, "name the file of the calls"),
         (("nftables",), 77, "--renderer nftables is not available"),
+        (("auto",), 77, "--renderer auto is not available: bpf: "),
+        (("bpf", "nftables"), 2, "bpf and nftables would both translate IPv4"),
     ],
 )
 def test_a_renderer_that_cannot_be_used(agent: Unprivileged, words: tuple[str, ...], code: int, text: str) -> None:

@@ -7,14 +7,21 @@ import contextlib
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from msgspec.structs import replace
 
-from lbagent.agent.drains import Drains
-from lbagent.api.agent_api import SetBy
+from lbagent.announce.bgp.speaker import BgpPeerRow
+from lbagent.api.agent_status import MapUsage, SourceStatus, Status
+from lbagent.api.backend_requests import BackendRequests
+from lbagent.api.capabilities import bgp, metrics, node_backends, services, status, sync
+from lbagent.api.capabilities.sync import SyncParts
+from lbagent.api.capability import Bound, bind
+from lbagent.api.drains import DrainRow, Drains
+from lbagent.api.listed_services import ServedServices
 from lbagent.api.named_backends import services_left_empty
+from lbagent.api.operator_states import SetBy
 from lbagent.api.server import ApiServer
-from lbagent.api.types import BgpPeerRow, DrainRow, MapUsage, SourceStatus, Status
 from lbagent.errors import LastBackend, NotFound
 from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.backend import Backend, BackendState
@@ -85,7 +92,7 @@ class KeptDrains:
 
 
 class Agent:
-    """An AgentApi that holds a State and nothing else."""
+    """The parts of an agent that holds a State and nothing else: a data plane, states of backends, a status."""
 
     def __init__(self) -> None:
         self.current = example_state()
@@ -109,10 +116,17 @@ class Agent:
         self.kept_drains = KeptDrains()
         self.swept = 0  # finished sweeps, and how many there were when the drains were checked last
         self.swept_at_check = 0
-        self.drain_follower = Drains(self.kept_drains, self.state, self.count_flows, lambda: self.swept_at_check)
+        self.drain_follower = _Drains(self)
+        self.first_pass = asyncio.Event()
+        self.first_pass.set()
 
-    def state(self) -> State:
+    @property
+    def current_state(self) -> State:
         return self.current
+
+    @property
+    def generation(self) -> int:
+        return self.current.generation
 
     def status(self) -> Status:
         return Status(
@@ -133,19 +147,17 @@ class Agent:
             problems=self.problems,
         )
 
-    def external_clusterip(self) -> bool:
-        return self.clusterips_are_reached
-
     async def count_flows(self) -> FlowCounts:
         return FlowCounts(self.flows, self.flows_age_s)
 
-    def backend_ways(self) -> WayOf:
+    def ways_of_backends(self) -> WayOf:
         return lambda backend: self.ways.get(backend.id, BackendWay())
 
     async def states_set(self) -> Mapping[L3n4Addr, SetBy]:
         return self.set_by
 
-    def set_by_operator(self) -> Collection[L3n4Addr]:
+    @property
+    def addresses(self) -> Collection[L3n4Addr]:
         return list(self.set_by)
 
     def backends_of_pod(self, pod: str) -> Sequence[L3n4Addr]:
@@ -157,9 +169,10 @@ class Agent:
         self,
         addresses: Sequence[L3n4Addr],
         state: BackendState,
-        *,
         pods: Sequence[str] = (),
+        *,
         spare_last: bool = False,
+        drains: Sequence[KeptDrain] = (),
     ) -> None:
         known = self.current.backends
         self.said_pods += pods
@@ -182,31 +195,12 @@ class Agent:
             for svc in self.current.services
         )
         self.advance(services)
-
-    async def start_drain(
-        self,
-        addresses: Sequence[L3n4Addr],
-        timeout_s: float,
-        *,
-        pods: Sequence[str] = (),
-        further: Sequence[L3n4Addr] = (),
-        spare_last: bool = False,
-    ) -> None:
-        await self.set_state(addresses, BackendState.MAINTENANCE, pods=pods, spare_last=spare_last)
-        of_pods = (address for pod in pods for address in self.backends_of_pod(pod))
-        begun = self.drain_follower.begun(dict.fromkeys((*addresses, *of_pods, *further)), timeout_s)
-        self.kept_drains.drains |= {drain.address: drain for drain in begun}
-        await self.check_drains()
+        self.kept_drains.drains |= {drain.address: drain for drain in drains}
 
     def drains(self) -> Sequence[DrainRow]:
         return self.drain_follower.rows()
 
-    async def check_drains(self) -> Sequence[DrainRow]:
-        self.swept_at_check = self.status().sweeps
-        await self.drain_follower.check()
-        return self.drains()
-
-    async def clear_state(self, addresses: Sequence[L3n4Addr], *, pods: Sequence[str] = ()) -> list[str]:
+    async def clear_state(self, addresses: Sequence[L3n4Addr], pods: Sequence[str] = ()) -> list[str]:
         for address in addresses:
             if address not in self.current.backends and address not in self.set_by:
                 raise NotFound(f"no service has a backend {address.with_protocol()}; nothing was changed")
@@ -223,25 +217,60 @@ class Agent:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    async def wait_change(self, generation: int, timeout_s: float) -> int:
+    async def changed_from(self, generation: int) -> int:
         self.loop = asyncio.get_running_loop()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self.current.generation == generation:
-                    await self.changed.wait()
+        while self.current.generation == generation:
+            await self.changed.wait()
         return self.current.generation
 
     async def verify(self) -> Sequence[str]:
         return self.differences
 
-    async def bgp_peers(self) -> Sequence[BgpPeerRow]:
-        return self.peers
+    def capabilities(self) -> list[Bound]:
+        """Bind the rows to this agent."""
+        view = cast("Any", _View(self))
+        return [
+            bind(status.CAPABILITY, view),
+            bind(sync.CAPABILITY, SyncParts(view, view, ())),
+            bind(bgp.CAPABILITY, view),
+            bind(services.CAPABILITY, ServedServices(view, lambda: self.clusterips_are_reached)),
+            bind(node_backends.CAPABILITY, BackendRequests(view, view, self.drain_follower)),
+            bind(metrics.CAPABILITY, view),
+        ]
 
-    def settings(self) -> Mapping[str, object]:
-        return {"node-name": "n1"}
 
-    def metrics(self) -> Iterable[str]:
-        return self.pieces
+class _Drains(Drains):
+    """Drains of an agent that counts by its status."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent.kept_drains, lambda: agent.current, agent.count_flows, lambda: agent.swept_at_check)
+        self._agent = agent
+
+    async def check(self) -> None:
+        self._agent.swept_at_check = self._agent.status().sweeps
+        await super().check()
+
+
+class _View:
+    """The same by the names of the agent's parts."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._agent, name)
+
+    def ways(self) -> WayOf:
+        return self._agent.ways_of_backends()
+
+    def now(self) -> Status:
+        return self._agent.status()
+
+    def pieces(self) -> Iterable[str]:
+        return self._agent.pieces
+
+    async def peers(self) -> Sequence[BgpPeerRow]:
+        return self._agent.peers
 
 
 @contextlib.contextmanager
@@ -252,7 +281,7 @@ def served(
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    running = server(agent, str(path), metrics_address)
+    running = server(agent.capabilities(), lambda: {"node-name": "n1"}, str(path), metrics_address)
     try:
         asyncio.run_coroutine_threadsafe(running.start(), loop).result(10)
         yield running

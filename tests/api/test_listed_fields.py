@@ -8,24 +8,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from lbagent.api.agent_api import SetBy
-from lbagent.api.encode import backends_used, listed_backends, listed_services
-from lbagent.api.listed_fields import (
-    BACKENDS,
-    BOOLEAN,
-    LISTS,
-    MEMBERS,
-    NUMBER,
-    OBJECT,
-    PEERS,
-    ROWS,
-    SERVICES,
-    TEXT,
-    TEXTS,
-    VIPS,
-    ListedFields,
-)
-from lbagent.api.types import BgpPeerRow, DrainRow, VipRow
+from lbagent.announce.bgp.speaker import BgpPeerRow
+from lbagent.announce.vip_rows import VipRow
+from lbagent.api.capabilities import every_capability
+from lbagent.api.capabilities.bgp import PEERS
+from lbagent.api.capabilities.node_backends import BACKENDS
+from lbagent.api.capabilities.services import MEMBERS, SERVICES
+from lbagent.api.capabilities.vips import VIPS
+from lbagent.api.capability import BOOLEAN, NUMBER, OBJECT, ROWS, TEXT, TEXTS, ListedFields
+from lbagent.api.drains import DrainRow
+from lbagent.api.listed_backends import listed_backends
+from lbagent.api.listed_services import listed_services
+from lbagent.api.operator_states import SetBy
+from lbagent.api.used_backends import backends_used
 from lbagent.cli.output import columns_of
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
@@ -34,6 +29,7 @@ from lbagent.model.service import RESTORED
 from lbagent.targets.data_plane import BackendWay, FlowCounts
 from tests.api.serving import example_state
 
+LISTS = (SERVICES, MEMBERS, BACKENDS, VIPS, PEERS)
 DNS = L3n4Addr.parse("10.0.0.53:53/UDP")
 IS_OF_KIND: dict[str, Callable[[Any], bool]] = {
     NUMBER: lambda value: isinstance(value, int | float) and not isinstance(value, bool),
@@ -109,6 +105,16 @@ def test_each_word_is_there_once(listed: ListedFields[Any]) -> None:
     assert all(field.meaning for field in listed.fields)
 
 
+def test_these_are_all_lists() -> None:
+    of_routes = {
+        route.record.record
+        for row in every_capability()
+        for route in row.routes
+        if isinstance(route.record, ListedFields)
+    }
+    assert of_routes | {MEMBERS.record} == {listed.record for listed in LISTS}
+
+
 def test_records_of_the_announcer_are_shown_whole() -> None:
     for listed, record in ((VIPS, VipRow), (PEERS, BgpPeerRow)):
         assert tuple(field.key for field in listed.fields) == record.__struct_fields__
@@ -116,7 +122,7 @@ def test_records_of_the_announcer_are_shown_whole() -> None:
 
 def test_a_new_word_is_the_last_column() -> None:
     """Where `columns` of the list does not name it."""
-    new = VIPS.fields[0]._replace(key="new", title="NEW")
+    new = VIPS.fields[0].replaced(key="new", title="NEW")
     listed = ListedFields("VipRow", (*VIPS.fields, new), VIPS.columns)
     assert [each.title for each in listed.shown][-2:] == ["REASON", "NEW"]
 

@@ -1,24 +1,26 @@
-"""The table of routes: what it names is there, and fits."""
+"""The rows of routes: what they name is there, and fits; the client and the server use them."""
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Collection, Iterable, Sequence
+import importlib
+import inspect
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from lbagent.agent.facade import AgentFacade
-from lbagent.api import types
-from lbagent.api.api_routes import ROUTES, TEXT, Route
+from lbagent.api.capabilities import CAPABILITIES, capability, every_capability, route_of
+from lbagent.api.capability import Bound, ListedFields, Route, bind
 from lbagent.api.client import AgentClient
-from lbagent.api.listed_fields import LISTS
+from lbagent.api.named_backends import NamedBackends
 from lbagent.api.server import ApiServer
+from lbagent.api.sync_answers import Generation
+from lbagent.errors import NotFound
 from lbagent.http.http_server import Request
 from tests.api.serving import Agent, served
 
-SEQUENCES = (list, Sequence, Collection, Iterable)
+ROUTES = [route for each in every_capability() for route in each.routes]
 
 
 def test_a_route_is_there_once() -> None:
@@ -28,26 +30,29 @@ def test_a_route_is_there_once() -> None:
     assert [route.path for route in ROUTES if route.meaning and not route.path.startswith("/v1/")] == ["/metrics"]
 
 
+def test_the_client_finds_each_route_by_its_line() -> None:
+    """It imports the file of one capability; a word of the table is a route of that file."""
+    assert [name for names in CAPABILITIES.values() for name in names] == [route.name for route in ROUTES]
+    for file, names in CAPABILITIES.items():
+        assert tuple(route.name for route in capability(file).routes) == names
+    assert route_of("services") is capability("services").routes[0]
+
+
+def record_of(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
-def test_records_and_handlers(route: Route) -> None:
-    """Records are those of types.py; a method of the agent takes the query and returns the record, or a list of it."""
+def test_records_and_handlers(route: Route[Any]) -> None:
+    """Records are there; an answer takes the part, and the query or the body."""
     if route.body:
         assert route.method == "PUT"
-        assert issubclass(getattr(types, route.body), types.NamedBackends)
-    if not route.agent:
-        assert callable(getattr(ApiServer, f"_{route.name}"))
-        assert hasattr(types, route.answer) or route.answer in {each.record for each in LISTS}
-        return
-    hints = typing.get_type_hints(getattr(AgentFacade, route.agent))
-    answer = hints.pop("return")
-    assert len(hints) == (1 if route.body else len(route.query))
-    if route.answer == TEXT:
-        assert answer == Iterable[str]
-    elif route.many:
-        assert typing.get_origin(answer) in SEQUENCES
-        assert typing.get_args(answer) == (getattr(types, route.answer),)
-    else:
-        assert answer is getattr(types, route.answer)
+        assert issubclass(record_of(route.body), NamedBackends)
+    assert (
+        isinstance(route.record, ListedFields) or route.is_text or issubclass(record_of(route.record), msgspec.Struct)
+    )
+    assert len(inspect.signature(route.answer).parameters) == 1 + (1 if route.body else len(route.query))
 
 
 def test_the_client_sends_by_the_table(tmp_path: Path) -> None:
@@ -55,17 +60,22 @@ def test_the_client_sends_by_the_table(tmp_path: Path) -> None:
     seen: list[Request] = []
 
     class Recorded(ApiServer):
-        async def _answer_of(self, route: Route, request: Request) -> object:
+        async def _answer_of(self, served: Any, request: Request) -> object:
             seen.append(request)
-            return [] if route.many else types.Generation(7) if route.answer != TEXT else iter(())
+            route = served.route
+            return [] if route.many else iter(()) if route.is_text else Generation(7)
+
+    class Everything(Agent):
+        def capabilities(self) -> list[Bound]:
+            return [bind(each, None) for each in every_capability()]
 
     path = str(tmp_path / "agent.sock")
-    with served(Agent(), path, server=Recorded):
+    with served(Everything(), path, server=Recorded):
         client = AgentClient(path)
         for route in ROUTES:
             if getattr(AgentClient, route.name).__qualname__.startswith("_method"):
                 answer = getattr(client, route.name)(*(key for key, _ in route.query))
-                assert answer == ([] if route.many else "" if route.answer == TEXT else {"generation": 7})
+                assert answer == ([] if route.many else "" if route.is_text else {"generation": 7})
                 assert (seen[-1].method, seen[-1].path) == (route.method, route.path)
                 assert seen[-1].query == {key: key for key, _ in route.query}
         client.services(vip="10.0.0.1", name="")
@@ -83,3 +93,16 @@ def test_the_client_sends_by_the_table(tmp_path: Path) -> None:
             client.services(port="80")
         with pytest.raises(TypeError, match="status.. takes nothing"):
             client.status("now")
+
+
+def test_a_capability_that_is_off_has_no_route(tmp_path: Path) -> None:
+    """Its words say why; any other path is one that no agent has."""
+    path = str(tmp_path / "agent.sock")
+    with served(Agent(), path):
+        client = AgentClient(path)
+        with pytest.raises(NotFound, match="announces no addresses; start it with --announce FILE"):
+            client.vips()
+        with pytest.raises(NotFound, match="announces no addresses"):
+            client.why_vip("192.0.2.1")
+        with pytest.raises(NotFound, match="serves no native pools: it was started without --apilb"):
+            client.apilb()

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from lbagent.agent.condition_monitor import ConditionMonitor
 from lbagent.bpf.run import sweep
 from lbagent.bpf.run.sweep import Sweeper
+from lbagent.checks.condition_monitor import ConditionMonitor
 from lbagent.errors import LbError, MapFull
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.reasons import Reason

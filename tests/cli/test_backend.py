@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from lbagent.api.agent_api import SetBy
+from lbagent.api.agent_status import Status
 from lbagent.api.client import AgentClient
-from lbagent.api.types import Status
+from lbagent.api.operator_states import SetBy
 from lbagent.errors import AgentUnreachable, ConfigError
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from lbagent.api.types import BgpPeerRow
+from lbagent.announce.bgp.speaker import BgpPeerRow
 from tests.api.serving import Agent
 from tests.cli.conftest import Run
 

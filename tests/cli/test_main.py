@@ -18,7 +18,7 @@ from tests.cli.conftest import Run
 
 HEAVY = {
     "msgspec", "asyncio", "yaml", "aiohttp", "prometheus_client", "pyroute2", "bcc", "logging",
-    "lbagent.config", "lbagent.model", "lbagent.maps", "lbagent.bpf", "lbagent.net", "lbagent.sync", "lbagent.agent", "lbagent.api.types",
+    "lbagent.config", "lbagent.model", "lbagent.maps", "lbagent.bpf", "lbagent.net", "lbagent.sync", "lbagent.agent", "lbagent.api.named_backends",
 }  # fmt: skip
 
 
@@ -36,9 +36,18 @@ def test_svc_list_imports_nothing_heavy(agent: Agent) -> None:
     assert done.stdout.startswith("ID   FRONTEND")
     assert HEAVY.isdisjoint(modules)
     assert {name for name in modules if name.startswith("lbagent")} == {
-        "lbagent", "lbagent.defaults", "lbagent.durations", "lbagent.errors", "lbagent.api", "lbagent.api.api_routes", "lbagent.api.client", "lbagent.api.listed_fields",
+        "lbagent", "lbagent.defaults", "lbagent.durations", "lbagent.errors", "lbagent.api", "lbagent.api.capabilities", "lbagent.api.capabilities.status",
+        "lbagent.api.capabilities.services", "lbagent.api.capability", "lbagent.api.client", "lbagent.observe", "lbagent.observe.metric",
         "lbagent.cli", "lbagent.cli.main", "lbagent.cli.options", "lbagent.cli.output", "lbagent.cli.verbs", "lbagent.cli.verbs.svc",
     }  # fmt: skip
+
+
+def test_rows_of_the_agent_import_nothing_heavy() -> None:
+    """Any command may read the rows of any capability."""
+    script = "import sys; from lbagent.api.capabilities import every_capability; list(every_capability()); print(*sys.modules)"
+    modules = python("-c", script).stdout.split()
+    assert "lbagent.api.capabilities.native_pools" in modules
+    assert HEAVY.isdisjoint(modules)
 
 
 def test_module_entry() -> None:

@@ -11,8 +11,8 @@ import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from lbagent.api.agent_status import ConditionStatus, FailingService, MapUsage, Status
 from lbagent.api.client import AgentClient
-from lbagent.api.types import ConditionStatus, FailingService, MapUsage, Status
 from lbagent.targets.data_plane import DeviceStatus
 from tests.api.serving import Agent
 from tests.cli.conftest import Run

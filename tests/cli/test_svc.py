@@ -11,7 +11,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from lbagent.api.types import FailingService
+from lbagent.api.agent_status import FailingService
 from lbagent.cli.output import natural, table
 from lbagent.model.address import L3n4Addr
 from lbagent.model.flags import ServiceFlags

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from lbagent import errors
-from lbagent.api.api_routes import ROUTES, TEXT
-from lbagent.api.listed_fields import LISTS, ListedFields
+from lbagent.api.capabilities import every_capability
+from lbagent.api.capabilities.services import MEMBERS
+from lbagent.api.capability import ListedFields, Route
+from lbagent.api.metrics_text import every_metric
 from lbagent.checks.table import every_check
 from lbagent.cli.setting_options import other_name_help
 from lbagent.config import RELOADABLE, Option, options
 from lbagent.maps.reasons import Reason, label
-from lbagent.observe.metrics import every_metric
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FILE, API_FILE = DOCS / "operations.md", DOCS / "api.md"
@@ -85,16 +86,34 @@ def reason_rows() -> Iterator[tuple[str, ...]]:
 
 
 def metric_rows() -> Iterator[tuple[str, ...]]:
-    for metric in every_metric():
+    for metric in every_metric(every_capability()):
         yield f"`{metric.name}`", metric.kind, ", ".join(f"`{name}`" for name in metric.labels), metric.help
 
 
+def routes() -> list[Route[Any]]:
+    return [route for capability in every_capability() for route in capability.routes]
+
+
+def lists() -> list[ListedFields[Any]]:
+    """Return each list once, and that of the backends of a frontend."""
+    found = [route.record for route in routes() if isinstance(route.record, ListedFields)]
+    return list({listed.record: listed for listed in (*found, MEMBERS)}.values())
+
+
 def route_rows() -> Iterator[tuple[str, ...]]:
-    for route in ROUTES:
+    for route in routes():
         query = "&".join(f"{key}=" for key, _ in route.query)
-        answer = route.answer if route.answer == TEXT else f"{'list of ' if route.many else ''}`{route.answer}`"
-        body = f"`{route.body}`" if route.body else ""
+        name = route.record_name
+        answer = name if route.is_text else f"{'list of ' if route.many else ''}`{name}`"
+        body = f"`{route.body.rpartition(':')[2]}`" if route.body else ""
         yield f"`{route.method} {route.path}{'?' if query else ''}{query}`", body, answer, route.meaning
+
+
+def record_rows() -> Iterator[tuple[str, ...]]:
+    """Yield the records that are not lists, with their file."""
+    named = {path for route in routes() for path in (route.record, route.body) if isinstance(path, str) and ":" in path}
+    for module, _, name in sorted(path.partition(":") for path in named):
+        yield f"`{name}`", f"`{module.replace('.', '/')}.py`"
 
 
 def field_rows(listed: ListedFields[Any]) -> Iterator[tuple[str, ...]]:
@@ -128,10 +147,11 @@ def code_rows() -> Iterator[tuple[str, ...]]:
 FIELDS = ("key", "type", "column", "meaning")
 METRIC_TITLES = ("metric", "type", "labels", "meaning")
 TABLES = {
-    **{each.record: lambda each=each: table(FIELDS, field_rows(each)) for each in LISTS},
+    **{each.record: lambda each=each: table(FIELDS, field_rows(each)) for each in lists()},
     "options": lambda: table(("flag", "environment", "default", "meaning"), option_rows()),
     "reasons": lambda: table(("nr", "reason", "meaning"), reason_rows()),
     "metrics": lambda: table(METRIC_TITLES, metric_rows()),
+    "records": lambda: table(("record", "file"), record_rows()),
     "routes": lambda: table(("request", "body", "answer", "meaning"), route_rows()),
     "doctor": lambda: table(("check", "level", "condition", "looks at"), doctor_rows()),
     "codes": lambda: table(("code", "meaning"), code_rows()),

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from lbagent.api.types import TargetStatus
+from lbagent.api.agent_status import TargetStatus
 from lbagent.checks.table import every_check
 from lbagent.cli.main import VERBS, cli
 from lbagent.config import options

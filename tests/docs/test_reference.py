@@ -11,18 +11,18 @@ from pathlib import Path
 import click
 import pytest
 
+from lbagent.api import capabilities
 from lbagent.checks.table import every_check
 from lbagent.config import options
 from lbagent.config.option_groups import grouped_options
 from lbagent.maps.reasons import Reason, label
-from lbagent.observe import metrics
 from tests.docs.tables import CODES, metric_rows
 from tools.docs import man_pages, reference
 from tools.docs.command_tree import Command, every_command
 from tools.docs.examples import EXAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
-OBSERVE = Path(metrics.__file__).parent
+CAPABILITIES = Path(capabilities.__file__).parent
 COMMANDS = list(every_command())
 BY_WORDS = {" ".join(command.words[1:]): command for command in COMMANDS}
 
@@ -51,7 +51,9 @@ def test_every_key() -> None:
 def test_every_metric_reason_and_code() -> None:
     pages = dict(reference.pages())
     assert [name for name, *_ in metric_rows() if name not in pages["reference/metrics.md"]] == []
-    written = {name for path in OBSERVE.glob("*.py") for name in re.findall(r'"(lbagent_\w+[a-z])"', path.read_text())}
+    written = {
+        name for path in CAPABILITIES.glob("*.py") for name in re.findall(r'"(lbagent_\w+[a-z])"', path.read_text())
+    }
     assert len(written) > 30
     assert sorted(name for name in written if f"| `{name}` |" not in pages["reference/metrics.md"]) == []
     assert [
@@ -65,7 +67,7 @@ def test_every_metric_reason_and_code() -> None:
 
 def test_every_metric_of_the_cloud_controller() -> None:
     """Those of single providers, too: docs/cloud.md has each name; of a name with a part that varies its beginning."""
-    sources = "".join(path.read_text() for path in (OBSERVE.parent / "cloud").rglob("*.py"))
+    sources = "".join(path.read_text() for path in (ROOT / "lbagent" / "cloud").rglob("*.py"))
     names = set(re.findall(r'"((?:lbagent|service_controller)_[a-z_]+)(?=["{])', sources))
     assert {"lbagent_edge_mappings", "lbagent_cloud_pool_"} <= names
     text = (ROOT / "docs" / "cloud.md").read_text()

@@ -98,6 +98,12 @@ class Cluster:
             )
         )
 
+    def add_services(self, count: int) -> None:
+        """Make Services web-0, web-1, ... without Pods, each with a slice of one endpoint."""
+        for number in range(count):
+            self.add_service(f"web-{number}", selector=False)
+            self.put_slice(f"web-{number}-x", f"web-{number}", f"10.244.1.{number + 1}")
+
     def patch_service(self, name: str, patch: Obj) -> None:
         self.plane.ask("PATCH", f"{HOME}/services/{name}", patch, MERGE)
 

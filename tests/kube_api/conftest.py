@@ -59,6 +59,20 @@ def own(programs: Programs, tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
+def front(own: Cluster) -> Iterator[Proxy]:
+    """A proxy before the test's own control plane."""
+    proxy = Proxy(own.plane.namespace, 6443)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def own_config(own: Cluster, front: Proxy, tmp_path: Path) -> Path:
+    """A kubeconfig through that proxy, valid for each server that has the test's certificates and tokens."""
+    return own.plane.kubeconfig(own.plane.lasting_token, tmp_path / "kubeconfig", front.port)
+
+
+@pytest.fixture
 def proxy(plane: ControlPlane) -> Iterator[Proxy]:
     """A proxy before the shared control plane."""
     proxy = Proxy(plane.namespace, 6443)

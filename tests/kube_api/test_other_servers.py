@@ -44,18 +44,6 @@ def second(first: Cluster, programs: Programs, tmp_path: Path) -> Iterator[Clust
         plane.close()
 
 
-@pytest.fixture
-def front(first: Cluster) -> Iterator[Proxy]:
-    proxy = Proxy(first.plane.namespace, 6443)
-    yield proxy
-    proxy.close()
-
-
-@pytest.fixture
-def config(first: Cluster, front: Proxy, tmp_path: Path) -> Path:
-    return first.plane.kubeconfig(first.plane.lasting_token, tmp_path / "kubeconfig", front.port)
-
-
 def lead(front: Proxy, to: Cluster) -> None:
     """Lead the one address to another server, and break what is open."""
     front._server = to.plane.namespace
@@ -66,11 +54,11 @@ def has(one: Following, name: str) -> bool:
     return f"default/{name}" in one.source.snapshot().services
 
 
-async def test_nothing_of_another_server_is_left(first: Cluster, second: Cluster, front: Proxy, config: Path) -> None:
-    for number in range(SERVICES):
-        first.add_service(f"web-{number}", selector=False)
-        first.put_slice(f"web-{number}-x", f"web-{number}", f"10.244.1.{number + 1}")
-    async with following(settings(config)) as one:
+async def test_nothing_of_another_server_is_left(
+    first: Cluster, second: Cluster, front: Proxy, own_config: Path
+) -> None:
+    first.add_services(SERVICES)
+    async with following(settings(own_config)) as one:
         await one.until(lambda: has(one, f"web-{SERVICES - 1}"), "the Services of the first server")
         lead(front, second)
         second.add_service("of-second", selector=False)
@@ -78,15 +66,15 @@ async def test_nothing_of_another_server_is_left(first: Cluster, second: Cluster
         await one.until(lambda: has(one, "of-second"), "the Service of the second server")
         lead(front, first)
         await one.until(lambda: not has(one, "of-second") and one.source.trusted, "the first server's Services alone")
-        await one.converges(config)
+        await one.converges(own_config)
         assert all(has(one, f"web-{number}") for number in range(SERVICES))
 
 
-async def test_a_definition_that_comes_goes_and_comes_again(first: Cluster, front: Proxy, config: Path) -> None:
+async def test_a_definition_that_comes_goes_and_comes_again(first: Cluster, front: Proxy, own_config: Path) -> None:
     def states() -> set[str]:
         return set(one.source.snapshot().backend_states)
 
-    async with following(settings(config, timing=replace(TIMING, absent_s=1.0))) as one:
+    async with following(settings(own_config, timing=replace(TIMING, absent_s=1.0))) as one:
         for name in ("one", "two"):
             first.install_backend_states()
             first.add_backend_state(name, address="10.244.0.10:8080", state="maintenance")
@@ -95,4 +83,4 @@ async def test_a_definition_that_comes_goes_and_comes_again(first: Cluster, fron
             await one.until(lambda: not states(), "the end of its objects")
             await one.until(lambda: one.source.trusted and not one.texts, "trust")
             await one.until(lambda: first.plane.send("GET", DEFINITION)[0] == 404, "the end of the definition")
-        await one.converges(config)
+        await one.converges(own_config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,26 +14,6 @@ pytestmark = [pytest.mark.root]
 SERVICES = 20
 
 
-@pytest.fixture
-def front(own: Cluster) -> Iterator[Proxy]:
-    """A proxy before the test's own server."""
-    proxy = Proxy(own.plane.namespace, 6443)
-    yield proxy
-    proxy.close()
-
-
-@pytest.fixture
-def config(own: Cluster, front: Proxy, tmp_path: Path) -> Path:
-    """A kubeconfig that is good for whatever server is there."""
-    return own.plane.kubeconfig(own.plane.lasting_token, tmp_path / "kubeconfig", front.port)
-
-
-def fill(cluster: Cluster, count: int) -> None:
-    for number in range(count):
-        cluster.add_service(f"web-{number}", selector=False)
-        cluster.put_slice(f"web-{number}-x", f"web-{number}", f"10.244.1.{number + 1}")
-
-
 def last_requests(cluster: Cluster, since: int, resource: str) -> list[dict[str, str]]:
     return [each.query for each in cluster.plane.requests()[since:] if each.resource == resource]
 
@@ -43,11 +22,11 @@ def count(one: Following) -> int:
     return len(one.source.snapshot().services)
 
 
-async def test_a_server_that_is_killed_and_comes_back(own: Cluster, config: Path) -> None:
+async def test_a_server_that_is_killed_and_comes_back(own: Cluster, own_config: Path) -> None:
     own.plane.start()
     own.prepare()
-    fill(own, 3)
-    async with following(settings(config)) as one:
+    own.add_services(3)
+    async with following(settings(own_config)) as one:
         await one.until(lambda: count(one) == 4, "the shop")
         own.plane.kill()
         await one.until(lambda: "the API server does not answer" in one.texts, "the message")
@@ -60,14 +39,14 @@ async def test_a_server_that_is_killed_and_comes_back(own: Cluster, config: Path
         await one.until(lambda: one.addresses("web-1") == ["10.244.1.99"] and count(one) == 3, "the change")
         assert one.deleted == {"default/web-2"}
         assert len(own.plane.requests()) - since <= 6 * 6
-        await one.converges(config)
+        await one.converges(own_config)
 
 
-async def test_a_history_that_was_compacted(own: Cluster, front: Proxy, config: Path) -> None:
+async def test_a_history_that_was_compacted(own: Cluster, front: Proxy, own_config: Path) -> None:
     own.plane.start("--watch-cache=false")
     own.prepare()
-    fill(own, 3)
-    async with following(settings(config)) as one:
+    own.add_services(3)
+    async with following(settings(own_config)) as one:
         await one.until(lambda: count(one) == 4, "the shop")
         front.is_refusing = True
         front.cut()
@@ -84,7 +63,7 @@ async def test_a_history_that_was_compacted(own: Cluster, front: Proxy, config: 
         assert any("resourceVersion" in query for query in seen)  # it asks where it stopped, and is told 410
         assert any("sendInitialEvents" in query for query in seen)  # so it lists again
         assert len(own.plane.requests()) - since <= 6 * 6
-        await one.converges(config)
+        await one.converges(own_config)
 
 
 def fill_more(cluster: Cluster) -> None:
@@ -92,12 +71,12 @@ def fill_more(cluster: Cluster) -> None:
     cluster.put_slice("more-x", "more", "10.244.2.1")
 
 
-async def test_a_server_that_is_another_and_empty_one(own: Cluster, config: Path) -> None:
+async def test_a_server_that_is_another_and_empty_one(own: Cluster, own_config: Path) -> None:
     """Its version is older, so a watch that went on from the old one would hear nothing until a bookmark (60 s) or silence told."""
     own.plane.start()
     own.prepare()
-    fill(own, SERVICES)
-    async with following(settings(config, state_dir=str(config.parent / "state"))) as one:
+    own.add_services(SERVICES)
+    async with following(settings(own_config, state_dir=str(own_config.parent / "state"))) as one:
         await one.until(lambda: count(one) == SERVICES + 1, "the shop")
         own.plane.kill()
         own.plane.forget()
@@ -112,13 +91,13 @@ async def test_a_server_that_is_another_and_empty_one(own: Cluster, config: Path
         assert (event["reason"], event["involvedObject"]["name"]) == ("DeletionsHeld", NODE)
         one.source.set_max_delete_ratio(100)
         await one.until(lambda: count(one) == 1, "the deletion")
-        await one.converges(config)
+        await one.converges(own_config)
 
 
-async def test_lists_come_as_a_stream_where_the_server_has_that(own: Cluster, config: Path) -> None:
+async def test_lists_come_as_a_stream_where_the_server_has_that(own: Cluster, own_config: Path) -> None:
     own.plane.start()
     own.prepare()
-    async with following(settings(config)) as one:
+    async with following(settings(own_config)) as one:
         await one.until(lambda: count(one) == 1)
     asked = own.plane.requests()
     assert {each.verb for each in asked if each.resource in ("services", "endpointslices", "nodes", "pods")} == {
@@ -129,13 +108,13 @@ async def test_lists_come_as_a_stream_where_the_server_has_that(own: Cluster, co
     assert services["labelSelector"] == "!service.kubernetes.io/service-proxy-name"
 
 
-async def test_lists_come_in_pages_of_500_where_it_has_not(own: Cluster, front: Proxy, config: Path) -> None:
+async def test_lists_come_in_pages_of_500_where_it_has_not(own: Cluster, front: Proxy, own_config: Path) -> None:
     own.plane.start("--feature-gates=WatchList=false")
     own.prepare()
     own.add_service("web", selector=False)
     for number in range(520):
         own.put_slice(f"web-{number}", "web", f"10.244.{number // 200}.{number % 200 + 1}")
-    async with following(settings(config)) as one:
+    async with following(settings(own_config)) as one:
         await one.until(lambda: len(one.addresses("web")) == 520)
         pages = [
             each.query for each in own.plane.requests() if (each.verb, each.resource) == ("list", "endpointslices")
@@ -147,4 +126,4 @@ async def test_lists_come_in_pages_of_500_where_it_has_not(own: Cluster, front: 
         front.cut()
         own.put_slice("web-1", "web", "10.244.9.8")
         await one.until(lambda: "10.244.9.8" in one.addresses("web"))
-        await one.converges(config)
+        await one.converges(own_config)

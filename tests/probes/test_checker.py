@@ -168,7 +168,7 @@ async def test_a_connection_is_used_again_only_while_all_is_well() -> None:
 
 async def test_one_slow_server_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = {SERVER: Script(None), OTHER: Script(UP)}
-    monkeypatch.setattr("lbagent.apilb.native.health_checks.HttpsProbe", lambda server, *_: scripts[server])
+    monkeypatch.setattr("lbagent.apilb.native.health_checks.make_probe", lambda server, *_: scripts[server])
     checks = HealthChecks(lambda: None, ())
     checks.use({(SERVER, CHECK), (OTHER, CHECK)})
     try:
@@ -182,7 +182,7 @@ async def test_one_slow_server_delays_no_other(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_many_checks_share_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lbagent.apilb.native.health_checks.HttpsProbe", lambda *_: Script(None))
+    monkeypatch.setattr("lbagent.apilb.native.health_checks.make_probe", lambda *_: Script(None))
     checks = HealthChecks(lambda: None, ())
     found = {}
     for servers in (1, 10, 12, 75):
@@ -193,7 +193,7 @@ async def test_many_checks_share_connections(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_what_an_earlier_agent_found_holds_for_the_same_check_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lbagent.apilb.native.health_checks.HttpsProbe", lambda *_: Script(None))
+    monkeypatch.setattr("lbagent.apilb.native.health_checks.make_probe", lambda *_: Script(None))
     other = ProbeSpec(path="/readyz")
     kept = KeptHealth(SERVER.with_protocol(), CHECK, up=False, since=7.0, last="refused")
     checks = HealthChecks(lambda: None, [kept])

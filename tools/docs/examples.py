@@ -49,6 +49,13 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("lbagent status --wait 30s", "Wait until the agent is ready."),
         ("lbagent status -o json", "Print every field as JSON."),
     ),
+    "render": (
+        (
+            "lbagent render -f examples/demo | nft -c -f -",
+            "Print the nftables rules of these manifests, and check them.",
+        ),
+        ("lbagent render -f DIR --node NAME --node-ip IP -o json", "Print them as libnftables' JSON."),
+    ),
     "plan": (
         ("lbagent plan -f examples/demo -o dump", "Print the map entries of these manifests."),
         (

@@ -12,13 +12,14 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 
+from msgspec import Struct
+
 from lbagent.announce.bgp import session_faults
 from lbagent.announce.bgp.bird_config import PeerSession, bird_config, unreachable_families
 from lbagent.announce.bgp.bird_control import BirdRefused, Protocol
 from lbagent.announce.bgp.bird_process import BirdProcess
 from lbagent.announce.bgp.node_addresses import choose_router_id
 from lbagent.announce.bgp.peer_sessions import PeerSessions
-from lbagent.api.types import BgpPeerRow
 from lbagent.errors import ConfigError, LbError
 from lbagent.model.address import format_ip
 from lbagent.model.family import Family
@@ -33,6 +34,19 @@ CHECKS_A_LOOK = 3  # sessions that are up, and password files, are read each so 
 UNANSWERED = 3  # looks without an answer, then BIRD is killed and started again
 STEADY_S = 60.0  # a BIRD that ran for so long is started again at once
 SESSION_GRACE_S = 10.0  # a session that is down for less is no problem yet
+
+
+class BgpPeerRow(Struct, gc=False, omit_defaults=True):
+    """A router that this node has a BGP session with. Its words in lists: api/capabilities/bgp.py."""
+
+    address: str
+    asn: int
+    state: (
+        str  # established; idle, connect, active, opensent, openconfirm (RFC 4271 8.2.2); down: no BIRD, or no session
+    )
+    bfd: str  # up, down, init, admindown; off: it is not asked for
+    advertised: int  # routes that the router was told
+    reason: str = ""  # why the session is not established, and what to do; left out when it is
 
 
 class BgpSpeaker:

@@ -12,7 +12,8 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.histogram import Histogram
 from lbagent.probes.check_time import LoopClock
 from lbagent.probes.checker import Checker, Health
-from lbagent.probes.https_probe import Contexts, HttpsProbe
+from lbagent.probes.https_probe import Contexts
+from lbagent.probes.probe_kinds import make_probe
 from lbagent.probes.probe_protocol import Outcome, Result
 from lbagent.probes.probe_spec import ProbeSpec
 from lbagent.task_failure import log_failure
@@ -61,7 +62,7 @@ class HealthChecks:
         checker = Checker(
             server,
             check,
-            HttpsProbe(server, check, self._contexts, self._clock),
+            make_probe(server, check, self._contexts, self._clock),
             health=self._kept.get(key, Health()),
             on_change=self._on_change,
             on_outcome=note,

@@ -4,17 +4,62 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from lbagent.api.types import ApilbRow, ApilbServer
+from msgspec import Struct
+
 from lbagent.apilb.native.connection_reset import ConnectionReset
 from lbagent.apilb.native.native_source import NativeSource
 from lbagent.apilb.native.pool_objects import ServedInstance, ServerName
-from lbagent.errors import NotFound
 from lbagent.model.address import L3n4Addr
-from lbagent.observe.apilb_metrics import ApilbSample, ServerSample
+from lbagent.model.histogram import Histogram
 from lbagent.probes.checker import Checker, Health
+
+
+class ApilbServer(Struct):
+    """A server of an instance of native mode."""
+
+    address: str  # as its file says: HOST or HOST:PORT
+    up: bool  # one of its addresses is; also while none of them was checked yet
+    since: float  # seconds since the epoch; 0: not checked yet
+    last: str  # the last check, in words
+    connections: int = 0  # of this host's processes, at this moment
+
+
+class ApilbRow(Struct):
+    """An instance of native mode that this host serves."""
+
+    pool: str
+    name: str
+    bind_address: str
+    on_marked_down: str  # keep, reset
+    status: str  # running, or why its bind is not served
+    servers: list[ApilbServer]
+
+
+class ServerSample(Struct, frozen=True):
+    """One server of one instance. `results` counts the checks by how they ended."""
+
+    pool: str
+    name: str
+    server: str
+    up: bool
+    transitions: int
+    results: Mapping[str, int]
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """The values of SERVER_LABELS."""
+        return self.pool, self.name, self.server
+
+
+class ApilbSample(Struct, frozen=True):
+    """All of them, and how long checks take."""
+
+    servers: tuple[ServerSample, ...]
+    seconds: Histogram
+    ended: int  # connections to servers that were found down
 
 
 class NativePools(NamedTuple):
@@ -23,13 +68,24 @@ class NativePools(NamedTuple):
     source: NativeSource
     reset: ConnectionReset
 
+    async def rows(self) -> list[ApilbRow]:
+        """Return every instance, in the order of the files."""
+        connections = await asyncio.to_thread(self.reset.count)
+        return [_row(self.source, pool, connections) for pool in self.source.shown.pools]
 
-async def rows(native: NativePools | None) -> list[ApilbRow]:
-    """Return every instance, in the order of the files. Raises NotFound without native pools."""
-    if native is None:
-        raise NotFound("this agent serves no native pools: it was started without --apilb")
-    connections = await asyncio.to_thread(native.reset.count)
-    return [_row(native.source, pool, connections) for pool in native.source.shown.pools]
+    def sample(self) -> ApilbSample:
+        """Return the values of the metrics."""
+        source, samples = self.source, []
+        for pool in source.shown.pools:
+            for server, addresses, found in _servers(source, pool):
+                results: Counter[str] = Counter()
+                for each in addresses:
+                    results.update(source.health.results.get((each, pool.check), {}))
+                one = pool.instance
+                is_up = any(health.up for health, _ in found)
+                turns = sum(checker.transitions for _, checker in found if checker)
+                samples.append(ServerSample(one.pool, one.name, server.text, is_up, turns, results))
+        return ApilbSample(tuple(samples), source.health.seconds, self.reset.ended)
 
 
 def _row(source: NativeSource, pool: ServedInstance, connections: Counter[tuple[str, L3n4Addr]]) -> ApilbRow:
@@ -45,23 +101,6 @@ def _row(source: NativeSource, pool: ServedInstance, connections: Counter[tuple[
     status = f"a process listens on {place}" if place else "running"
     one = pool.instance
     return ApilbRow(one.pool, one.name, one.bind_address, one.on_marked_down.value, status, servers)
-
-
-def sample(native: NativePools | None) -> ApilbSample | None:
-    """Return what the metrics show."""
-    if native is None:
-        return None
-    source, samples = native.source, []
-    for pool in source.shown.pools:
-        for server, addresses, found in _servers(source, pool):
-            results: Counter[str] = Counter()
-            for each in addresses:
-                results.update(source.health.results.get((each, pool.check), {}))
-            one = pool.instance
-            is_up = any(health.up for health, _ in found)
-            turns = sum(checker.transitions for _, checker in found if checker)
-            samples.append(ServerSample(one.pool, one.name, server.text, is_up, turns, results))
-    return ApilbSample(tuple(samples), source.health.seconds, native.reset.ended)
 
 
 def _servers(

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
+from lbagent.api.capabilities.node_backends import BACKENDS
 from lbagent.api.client import DEFAULT_TIMEOUT_S, AgentClient
-from lbagent.api.listed_fields import BACKENDS
 from lbagent.cli import output
 from lbagent.cli.options import FITTING, Duration, form_option, list_options, socket_option
 from lbagent.cli.output import FORMATS, Listing, Row, Style, columns_of

@@ -109,8 +109,9 @@ def plan(
         if done.lines:
             click.echo("\n".join(done.lines))
     else:
-        from lbagent.api.encode import json_list, listed_services
-        from lbagent.api.listed_fields import SERVICES
+        from lbagent.api.capabilities.services import SERVICES
+        from lbagent.api.json_list import json_list
+        from lbagent.api.listed_services import listed_services
 
         document(json.loads(b"".join(json_list(map(SERVICES.row, listed_services(done.state))))), form)
     return done.exit_code

@@ -30,6 +30,6 @@ def renderers(form: str) -> None:
     """
     import msgspec
 
-    from lbagent.targets.renderers import rows
+    from lbagent.render.renderer_names import renderer_rows
 
-    output.show(RENDERERS, [msgspec.to_builtins(row) for row in rows()], Style(form))
+    output.show(RENDERERS, [msgspec.to_builtins(row) for row in renderer_rows()], Style(form))

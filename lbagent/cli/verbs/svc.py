@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from lbagent.api.capabilities.services import MEMBERS, SERVICES, frontend_name, service_name
 from lbagent.api.client import AgentClient
-from lbagent.api.listed_fields import MEMBERS, SERVICES, frontend_name, service_name
 from lbagent.cli import output
 from lbagent.cli.options import form_option, list_options, socket_option
 from lbagent.cli.output import GAP, Listing, Row, Style, columns_of

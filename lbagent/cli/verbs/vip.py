@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from lbagent.api.capabilities.bgp import PEERS
+from lbagent.api.capabilities.vips import VIPS
 from lbagent.api.client import AgentClient
-from lbagent.api.listed_fields import PEERS, VIPS
 from lbagent.cli import output
 from lbagent.cli.options import form_option, socket_option
 from lbagent.cli.output import Listing, Style, columns_of

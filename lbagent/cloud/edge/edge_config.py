@@ -9,8 +9,8 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import fields
 
-from lbagent.cloud.edge.protocols.http_exchange import Url, parse_url
 from lbagent.cloud.edge.protocols.port_mapping import is_special
+from lbagent.http.http_client import Url, parse_url
 from lbagent.pools.field_checks import FieldChecks, only_document
 from lbagent.value_errors import shown
 

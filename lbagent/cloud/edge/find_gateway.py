@@ -7,11 +7,11 @@ from ipaddress import ip_address
 
 from lbagent.cloud.edge.edge_config import EdgeConfig, Protocol
 from lbagent.cloud.edge.protocols.default_route import default_router, source_address
-from lbagent.cloud.edge.protocols.http_exchange import Url
 from lbagent.cloud.edge.protocols.nat_pmp_gateway import open_nat_pmp
 from lbagent.cloud.edge.protocols.port_mapping import Gateway, GatewayFailure, GatewayRefusal, GatewayUnreachable
 from lbagent.cloud.edge.protocols.ssdp import SsdpAnswer, search
 from lbagent.cloud.edge.protocols.upnp_gateway import open_gateway
+from lbagent.http.http_client import Url
 
 log = logging.getLogger(__name__)
 MAX_TRIED = 8  # devices that answered, and whose descriptions are read

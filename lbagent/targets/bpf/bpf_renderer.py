@@ -11,6 +11,7 @@ from lbagent.targets.data_plane import Feature
 
 if TYPE_CHECKING:
     from lbagent.config import Config
+    from lbagent.config.renderer_words import RendererSettings
     from lbagent.model.check import Check
     from lbagent.targets.bpf.checks.offline_context import OfflineContext
     from lbagent.targets.data_plane import AnnouncingPlane
@@ -19,9 +20,12 @@ NAME = "bpf"
 FEATURES = frozenset(Feature)
 
 
-def make(config: Config, settings: str) -> AnnouncingPlane:
-    """Return the data plane, not opened yet. It has no settings of its own: its options are those of the agent."""
-    del settings
+def make(config: Config, settings: RendererSettings) -> AnnouncingPlane:
+    """Return the data plane, not opened yet. It has no settings but the family: its options are those of the agent."""
+    if settings.family is not None:
+        from lbagent.targets.bpf.bpf_one_family import BpfOneFamily
+
+        return BpfOneFamily(config, FEATURES, settings.family)
     from lbagent.targets.bpf.bpf_plane import BpfDataPlane
 
     return BpfDataPlane(config, FEATURES)

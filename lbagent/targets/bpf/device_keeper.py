@@ -12,9 +12,10 @@ from lbagent.bpf.load.attach import Attachment, wanted_attachments
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.devices import devices, no_such_device
 from lbagent.config import Config
-from lbagent.config.device_names import ChosenDevices, DevicesPresent, choose_devices, is_name
+from lbagent.config.device_names import ChosenDevices, choose_devices, is_name
 from lbagent.errors import LbError, NotFound
 from lbagent.maps.lbmaps import LBMaps
+from lbagent.net.devices_present import devices_present
 from lbagent.net.paths import ETHERNET_ADDRESS
 from lbagent.net.snapshot import Link, NodeNetwork
 from lbagent.targets.bpf.bpf_settings import socket_cgroup
@@ -147,7 +148,7 @@ class DeviceKeeper:
 
     def _choose(self, network: NodeNetwork, config: Config) -> ChosenDevices:
         """Return the devices of --device. One that had a default route stays chosen: the route goes while its link flaps."""
-        present = _present(network)
+        present = devices_present(network)
         self._default_routes.update(present.default_routes)
         chosen = choose_devices(config.device, present._replace(default_routes=self._default_routes), config.pod_device)
         self.renamed = self._renamed(network, chosen.missing)
@@ -197,7 +198,7 @@ def wanted_devices(network: NodeNetwork, names: Collection[str], pod_patterns: I
 
 def expected_hooks(network: NodeNetwork, config: Config) -> set[Hook]:
     """Return the hooks that the devices which are there will get. In a thread: it asks the kernel."""
-    chosen, present = choose_devices(config.device, _present(network), config.pod_device), devices()
+    chosen, present = choose_devices(config.device, devices_present(network), config.pod_device), devices()
     names = [name for name in chosen.names if name in present]
     return {item.hook for item in wanted_attachments(config.attach, names, config.pod_device, present)}
 
@@ -234,13 +235,6 @@ def xdp_senders(
     }
 
 
-def _present(network: NodeNetwork) -> DevicesPresent:
-    """Return what there is to choose from; `lo` is the one loopback device of a namespace."""
-    defaults = network.routes4.default_devices | network.routes6.default_devices
-    names = {link.name for link in network.links.values()}
-    return DevicesPresent(names, {"lo"}, {link.name for link in network.links.values() if link.index in defaults})
-
-
 def require_devices(network: NodeNetwork, config: Config, known: Iterable[str] = ()) -> None:
     """Refuse names of devices of which none exists, nor is `known` to come back, before anything is done. Raises NotFound.
 
@@ -248,6 +242,6 @@ def require_devices(network: NodeNetwork, config: Config, known: Iterable[str] =
     """
     if not config.device or any(word in known or not is_name(word) for word in config.device):
         return
-    if not choose_devices(config.device, _present(network), config.pod_device).names:
+    if not choose_devices(config.device, devices_present(network), config.pod_device).names:
         there = (link.name for link in network.links.values() if link.name != "lo")
         raise no_such_device(", ".join(config.device), there)

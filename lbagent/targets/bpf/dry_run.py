@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,17 +21,13 @@ from lbagent.model.message import Message
 from lbagent.model.path_info import PathInfo
 from lbagent.model.service import CIDR
 from lbagent.model.state import State
-from lbagent.resolve import Options, resolve
+from lbagent.resolve import Options
 from lbagent.resolve.frontends import MAX_FRONTENDS_PER_SERVICE
-from lbagent.sources.folder import manifest_files
-from lbagent.sources.folder.manifest_files import FileReading, ManifestFiles
+from lbagent.sources.folder.resolve_path import resolve_path
 from lbagent.targets.bpf.apply import apply
 from lbagent.targets.bpf.plan import plan
 from lbagent.targets.bpf.restore import restore
 from lbagent.targets.bpf.shadow import Shadow
-from lbagent.textfile.read_text import MAX_BYTES, UnreadableManifest, decode_text
-
-STDIN, STDIN_NAME = "-", "stdin"
 
 
 class DryRun(Struct, frozen=True):
@@ -84,11 +79,10 @@ def dry_run(
         external_ip_ranges=_ranges(external_ip_cidrs),
         max_frontends=max_frontends,
     )
-    loaded = _load(path)
-    resolution = resolve(loaded.snapshot(), options)
-    state, failed = _with_ids(resolution.state, known_ids)
+    found = resolve_path(path, options)
+    state, failed = _with_ids(found.state, known_ids)
     maps, unwritten = _written(state, maglev_table_size)
-    messages = [*loaded.problems(), *resolution.messages, *failed, *unwritten]
+    messages = [*found.messages, *failed, *unwritten]
     refused = any(not message.warning for message in messages)
     return DryRun(dump(maps), messages, int(refused), state)
 
@@ -105,22 +99,6 @@ def _ranges(texts: tuple[str, ...]) -> tuple[CIDR, ...]:
         return tuple(map(CIDR.parse, texts))
     except ValueError as error:
         raise ConfigError(f"--external-ip-cidr: {error}") from None
-
-
-def _load(path: str) -> ManifestFiles:
-    if path != STDIN:
-        try:
-            return manifest_files.load(path)
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}; name a folder of manifests, a file, or - for stdin") from None
-    loaded = ManifestFiles(say_generation=False)
-    try:
-        text = decode_text(sys.stdin.buffer.read(MAX_BYTES + 1), STDIN_NAME)
-        reading = loaded.parse(STDIN_NAME, text)
-    except UnreadableManifest as error:
-        reading = FileReading(STDIN_NAME, None, error.message)
-    loaded.accept(reading)
-    return loaded
 
 
 def _with_ids(state: State, known: KnownIds) -> tuple[State, list[Message]]:

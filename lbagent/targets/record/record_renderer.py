@@ -1,4 +1,4 @@
-"""The data plane `record` as `--renderer record=FILE` and `lbagent renderers` name it.
+"""The renderer `record` as `--renderer record=FILE` and `lbagent renderers` name it.
 
 The file is appended to: each start begins with a resync. The lines of one change are written together and end with a flush.
 """
@@ -7,68 +7,103 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from lbagent.config import Config
 from lbagent.errors import ConfigError
-from lbagent.sync.target_protocol import Desired, ObjectFacts
-from lbagent.targets.data_plane import DataPlane, Feature
-from lbagent.targets.plain_plane import PlainPlane
-from lbagent.targets.service_calls import FLUSH, Call, ServiceCalls
+from lbagent.render import Difference, Interfaces, IPAddresses, ResolvedService, ResyncEventData
+from lbagent.render.service_calls import (
+    AddService,
+    Call,
+    DeleteService,
+    Flush,
+    Resync,
+    UpdateLocalBackendIfs,
+    UpdateLocalFrontendIfs,
+    UpdateNodePortServices,
+    UpdateService,
+)
+from lbagent.targets.data_plane import Feature
 
 NAME = "record"
 FEATURES: frozenset[Feature] = frozenset()
 FILE_MODE = 0o640
 
 
-class RecordPlane(PlainPlane):
-    """Writes the calls that bring a renderer from one State to the next."""
+class RecordRenderer:
+    """Writes each call. It balances no packets; what was called last is what it holds."""
 
-    name = NAME
-    features = FEATURES
-    needs_facts = True
-
-    def __init__(self, config: Config, path: str) -> None:
-        super().__init__(config)
-        self._path = path
-        self._fd = -1
-        self._calls = ServiceCalls()
-
-    async def open(self, require: Callable[[], None]) -> Mapping[str, str]:
+    def __init__(self, path: str) -> None:
         """Open the file. Raises ConfigError."""
-        require()
         try:  # a pipe without a reader is an error: the agent would wait for one
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-            self._fd = os.open(self._path, flags, FILE_MODE)
+            self._fd = os.open(path, flags, FILE_MODE)
         except OSError as error:
-            raise ConfigError(f"--renderer record={self._path}: {error.strerror}") from None
-        return {}
+            raise ConfigError(f"--renderer record={path}: {error.strerror}") from None
+        self._calls: list[Call] = []  # since the last flush
 
-    async def write(self, desired: Desired) -> None:
-        """Write the calls of a State. After a failure the next calls are a resync. Raises OSError."""
-        calls = self._calls.to(desired.state, desired.facts or ObjectFacts())
-        try:
-            self._append([*calls, FLUSH] if calls else [])
-        except OSError:
-            self._calls.forget()
-            raise
-        self.counts.writes += len(calls)
+    async def add_service(self, service: ResolvedService) -> None:
+        """Record the call."""
+        self._calls.append(AddService(service))
 
-    def close(self) -> None:
+    async def update_service(
+        self, old: ResolvedService, new: ResolvedService, others: Sequence[ResolvedService]
+    ) -> None:
+        """Record the call."""
+        self._calls.append(UpdateService(old, new, others))
+
+    async def delete_service(self, service: ResolvedService, others: Sequence[ResolvedService]) -> None:
+        """Record the call."""
+        self._calls.append(DeleteService(service, others))
+
+    async def update_node_port_services(self, node_ips: IPAddresses, services: Sequence[ResolvedService]) -> None:
+        """Record the call."""
+        self._calls.append(UpdateNodePortServices(node_ips, services))
+
+    async def update_local_frontend_ifs(self, old: Interfaces, new: Interfaces) -> None:
+        """Record the call."""
+        self._calls.append(UpdateLocalFrontendIfs(old, new))
+
+    async def update_local_backend_ifs(self, old: Interfaces, new: Interfaces) -> None:
+        """Record the call."""
+        self._calls.append(UpdateLocalBackendIfs(old, new))
+
+    async def resync(self, snapshot: ResyncEventData) -> None:
+        """Record the call; calls without a flush before it are dropped."""
+        self._calls = [Resync(snapshot)]
+
+    async def flush(self) -> None:
+        """Write the calls since the last flush. Raises OSError; then none of them is written."""
+        calls, self._calls = self._calls, []
+        self._append(call.to_json() for call in (*calls, Flush()))
+
+    async def dump(self) -> list[str]:
+        """Hold nothing: what was called is in the file."""
+        return []
+
+    async def verify(self, snapshot: ResyncEventData) -> list[Difference]:
+        """Nothing can differ."""
+        del snapshot
+        return []
+
+    def capabilities(self) -> frozenset[str]:
+        """It only records."""
+        return frozenset(FEATURES)
+
+    async def close(self, keep: bool) -> None:
         """End the record."""
         if self._fd >= 0:
             with suppress(OSError):
-                self._append([{"call": "close", "keep": True}])
+                self._append([{"call": "close", "keep": keep}])
             os.close(self._fd)
             self._fd = -1
 
-    def _append(self, calls: Iterable[Call]) -> None:
+    def _append(self, calls: Iterable[Mapping[str, Any]]) -> None:
         """Write whole lines, or nothing. Raises OSError."""
-        text = b"".join(_line(call) for call in calls)
+        text = b"".join(msgspec.json.encode(call) + b"\n" for call in calls)
         found = os.fstat(self._fd)
         try:
             while text:
@@ -80,15 +115,11 @@ class RecordPlane(PlainPlane):
             raise
 
 
-def _line(call: Mapping[str, Any]) -> bytes:
-    return msgspec.json.encode(call) + b"\n"
-
-
-def make(config: Config, settings: str) -> DataPlane:
-    """Return the data plane; `settings` is the path of the file. Raises ConfigError."""
-    if not settings:
+def factory(settings: Mapping[str, str]) -> RecordRenderer:
+    """Return the renderer; `file` is the path of the record. Raises ConfigError."""
+    if not settings.get("file"):
         raise ConfigError("--renderer record: name the file of the calls, as in record=FILE")
-    return RecordPlane(config, settings)
+    return RecordRenderer(settings["file"])
 
 
 def unavailable() -> str:

@@ -10,10 +10,10 @@ from typing import Any
 
 from lbagent.cloud.edge.edge_balancers import EdgeBalancers
 from lbagent.cloud.edge.edge_provider import EdgeProvider
-from lbagent.cloud.edge.protocols.http_exchange import parse_url
 from lbagent.cloud.edge.protocols.port_mapping import HeldMapping, PortMapping
 from lbagent.cloud.edge.protocols.upnp_gateway import UpnpGateway, open_gateway
 from lbagent.cloud.provider import LoadBalancerStatus, Service
+from lbagent.http.http_client import parse_url
 from lbagent.testing.provider import CLUSTER, FakeCluster, ProviderSuite
 from tests.lab.netns import Namespace
 from tests.lab.router import OTHER, WAN, Router

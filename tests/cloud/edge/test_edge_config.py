@@ -6,8 +6,8 @@ import pytest
 
 from lbagent.cloud.edge.edge_config import EdgeConfig, NodeChoice, Protocol, read_edge_config
 from lbagent.cloud.edge.edge_provider import EdgeProvider
-from lbagent.cloud.edge.protocols.http_exchange import Url
 from lbagent.errors import ConfigError
+from lbagent.http.http_client import Url
 
 
 def test_nothing_is_the_default() -> None:

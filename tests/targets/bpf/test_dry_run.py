@@ -11,6 +11,7 @@ import pytest
 
 from lbagent.errors import ConfigError
 from lbagent.maps.specs import Sizes
+from lbagent.sources.folder import resolve_path
 from lbagent.targets.bpf import dry_run as dry_runs
 from lbagent.targets.bpf.dry_run import dry_run
 from lbagent.textfile import read_text
@@ -103,7 +104,7 @@ def test_everything_has_room(tmp_path, monkeypatch, hosts):
 
 @pytest.mark.parametrize(("size", "refused"), [(0, False), (1, True)])
 def test_stdin_may_be_as_large_as_a_file(monkeypatch, size, refused):
-    monkeypatch.setattr(dry_runs, "MAX_BYTES", len(SERVICE))
+    monkeypatch.setattr(resolve_path, "MAX_BYTES", len(SERVICE))
     monkeypatch.setattr(read_text, "MAX_BYTES", len(SERVICE))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(SERVICE.encode() + b"\n" * size)))
     result = dry_run("-")

@@ -17,8 +17,16 @@ from lbagent.objects.records import Node, Origin
 from lbagent.resolve import Options, Resolver
 from lbagent.sync.loop import SyncLoop
 from lbagent.targets.record import record_renderer
-from lbagent.targets.record.record_renderer import RecordPlane
+from lbagent.targets.renderer_plane import RendererPlane
+from lbagent.targets.renderers import data_planes
 from tests.sync.rig import ListSource, endpoints, running, service
+
+
+def record_plane(path: Path) -> RendererPlane:
+    (plane,) = data_planes(Config(renderer=(f"record={path}",)))
+    assert isinstance(plane, RendererPlane)
+    return plane
+
 
 NODE = Node("me", Origin("n"), internal_ips=(bytes((10, 0, 0, 1)),))
 
@@ -33,7 +41,7 @@ class World:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.source = ListSource()
-        self.plane = RecordPlane(Config(), str(path))
+        self.plane = record_plane(path)
         self.loop = SyncLoop(Resolver(Options("me", keep_existing=True)), [self.source], [self.plane])
         self.source.changed = self.loop.inbox.feed(self.source)
         self._read = 0
@@ -115,8 +123,8 @@ async def test_a_write_that_fails_leaves_whole_lines_and_a_resync_follows(
 
 async def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="record=.*: Is a directory"):
-        await RecordPlane(Config(), str(tmp_path)).open(lambda: None)
+        await record_plane(tmp_path).open(lambda: None)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(ConfigError, match="No such device or address"):  # nobody reads it
-        await RecordPlane(Config(), str(pipe)).open(lambda: None)
+        await record_plane(pipe).open(lambda: None)

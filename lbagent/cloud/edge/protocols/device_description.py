@@ -10,7 +10,7 @@ from urllib.parse import urljoin
 from msgspec import Struct
 
 from lbagent.cloud.edge.protocols.bounded_xml import BadXml, parse_xml
-from lbagent.cloud.edge.protocols.http_exchange import Url, parse_url
+from lbagent.http.http_client import Url, parse_url
 
 SERVICE_TYPES = tuple(
     f"urn:schemas-upnp-org:service:{name}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from xml.sax.saxutils import escape
 
 from lbagent.cloud.edge.protocols.bounded_xml import BadXml, parse_xml
-from lbagent.cloud.edge.protocols.http_exchange import HttpAnswer
+from lbagent.http.http_client import HttpAnswer
 
 _ENVELOPE = (
     '<?xml version="1.0"?>\r\n'

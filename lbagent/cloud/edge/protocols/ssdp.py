@@ -7,7 +7,7 @@ import socket
 
 from msgspec import Struct
 
-from lbagent.cloud.edge.protocols.http_exchange import Url, parse_url
+from lbagent.http.http_client import Url, parse_url
 
 GROUP, PORT = "239.255.255.250", 1900
 MAX_ANSWER_BYTES = 4096

@@ -13,7 +13,6 @@ from ipaddress import IPv4Address
 from lbagent.cloud.edge.protocols import soap_action
 from lbagent.cloud.edge.protocols.default_route import source_address
 from lbagent.cloud.edge.protocols.device_description import WanConnection, read_description
-from lbagent.cloud.edge.protocols.http_exchange import Url, exchange
 from lbagent.cloud.edge.protocols.port_mapping import (
     Gateway,
     GatewayFailure,
@@ -24,6 +23,7 @@ from lbagent.cloud.edge.protocols.port_mapping import (
     PortMapping,
 )
 from lbagent.cloud.edge.protocols.soap_action import UpnpError
+from lbagent.http.http_client import HttpAnswer, NoAnswer, Url, exchange
 
 log = logging.getLogger(__name__)
 LIST_S = 20.0  # for the whole list: some 2,000 mappings of a router that takes 10 ms for each
@@ -160,16 +160,26 @@ class UpnpGateway(Gateway):
     async def _ask(self, action: str, arguments: Mapping[str, str]) -> dict[str, str]:
         """Ask once. Raises UpnpError, GatewayUnreachable."""
         headers, body = soap_action.encode_action(self._connection.service_type, action, arguments)
-        answer = await exchange("POST", self._connection.control, headers, body)
+        answer = await _request("POST", self._connection.control, headers, body)
         try:
             return soap_action.decode_answer(action, answer)
         except ValueError as error:
             raise GatewayUnreachable(f"{self.name}: {error}") from None
 
 
+_NO_FIELDS: Mapping[str, str] = {}
+
+
+async def _request(method: str, url: Url, fields: Mapping[str, str] = _NO_FIELDS, body: bytes = b"") -> HttpAnswer:
+    try:
+        return await exchange(method, url, fields, body)
+    except NoAnswer as error:
+        raise GatewayUnreachable(str(error)) from None
+
+
 async def open_gateway(url: Url) -> UpnpGateway:
     """Read a description and return the connection to use: the first one that has a WAN address. Raises GatewayUnreachable."""
-    answer = await exchange("GET", url, {})
+    answer = await _request("GET", url)
     if answer.status != 200:
         raise GatewayUnreachable(f"{url}: status {answer.status}")
     try:

@@ -11,9 +11,9 @@ from lbagent.cloud.edge.protocols import soap_action, ssdp
 from lbagent.cloud.edge.protocols.bounded_xml import parse_xml
 from lbagent.cloud.edge.protocols.default_route import read_default
 from lbagent.cloud.edge.protocols.device_description import read_description
-from lbagent.cloud.edge.protocols.http_exchange import HttpAnswer, parse_url
 from lbagent.cloud.edge.protocols.soap_action import UpnpError
 from lbagent.cloud.edge.protocols.ssdp import SsdpAnswer
+from lbagent.http.http_client import HttpAnswer, parse_url
 
 URL = parse_url("http://192.0.2.1:5000/desc.xml")
 IP1 = "urn:schemas-upnp-org:service:WANIPConnection:1"

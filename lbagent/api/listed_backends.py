@@ -1,0 +1,59 @@
+"""The backends that are listed, one at a time: capabilities/node_backends.py makes their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from lbagent.api.drains import NOT_COUNTED, DrainProgress, DrainRow
+from lbagent.api.operator_states import SetBy
+from lbagent.api.used_backends import Used
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import Backend, BackendState
+from lbagent.targets.data_plane import BackendWay, FlowCounts, WayOf
+
+
+class ListedBackend(Struct, frozen=True, gc=False):
+    """A backend of the node at one moment."""
+
+    backend: Backend
+    services: Sequence[str]
+    flow_count: int  # live flows; -1 before the first count
+    flows_age_s: float  # how long ago they were counted; 0: for this answer
+    set_by: SetBy | None
+    way: BackendWay
+    drain: DrainProgress | None
+
+
+_NONE_SET: Mapping[L3n4Addr, SetBy] = {}
+
+
+def listed_backends(
+    used: Iterable[Used],
+    flows: FlowCounts = NOT_COUNTED,
+    states_set: Mapping[L3n4Addr, SetBy] = _NONE_SET,
+    way_of: WayOf = lambda _backend: BackendWay(),
+    drains: Iterable[DrainRow] = (),
+) -> Iterator[ListedBackend]:
+    """Yield each with what is known of it. A state that another one has replaced was set by nobody."""
+    drain_of = {drain.address: drain for drain in drains}
+    live, age_s = flows.live, round(flows.age_s, 1) if flows.live is not None else 0.0
+    for backend, services in used:
+        by = states_set.get(backend.address) if states_set else None
+        drain = drain_of.get(backend.address.with_protocol()) if drain_of else None
+        is_drained = drain is not None and not (drain.ended and backend.state is BackendState.ACTIVE)
+        yield ListedBackend(
+            backend,
+            services,
+            -1 if live is None else live.get(backend.id, 0),
+            age_s,
+            by if by is not None and by.state is backend.state else None,
+            way_of(backend),
+            _progress(drain) if drain is not None and is_drained else None,
+        )
+
+
+def _progress(drain: DrainRow) -> DrainProgress:
+    """Return a drain without the address, which the backend's row has."""
+    return DrainProgress(**{name: getattr(drain, name) for name in DrainProgress.__struct_fields__})

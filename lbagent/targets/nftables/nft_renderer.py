@@ -1,0 +1,95 @@
+"""The data plane `nftables` as `--renderer` and `lbagent renderers` name it. It is imported whole when it is used."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from lbagent.targets.data_plane import Feature
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from lbagent.config import Config
+    from lbagent.config.renderer_words import RendererSettings
+    from lbagent.model.state import State
+    from lbagent.render.service_renderer import ServiceRenderer
+    from lbagent.targets.data_plane import DataPlane
+
+NAME = "nftables"
+TEXT_FORMS = ("nft", "json")  # of `text_of`
+FEATURES = frozenset(
+    {
+        Feature.AFFINITY,
+        Feature.FLOWS,
+        Feature.MAGLEV,
+        Feature.REJECT,
+        Feature.SNAT,
+        Feature.SOURCE_RANGES,
+        Feature.WEIGHTS,
+    }
+)
+
+
+def make(config: Config, settings: RendererSettings) -> DataPlane:
+    """Return the data plane, not opened yet; its settings are `table` and `priority`. Raises ConfigError."""
+    from lbagent.targets.nftables.nft_plane import NftPlane
+
+    return NftPlane(config, _with_family(settings), FEATURES)
+
+
+def factory(settings: Mapping[str, str]) -> ServiceRenderer:
+    """Return the table behind the calls of the renderer API; settings `table`, `priority`, `family`. Raises ConfigError."""
+    from lbagent.targets.nftables.nft_service_renderer import NftServiceRenderer
+
+    return NftServiceRenderer(settings, FEATURES)
+
+
+def text_of(config: Config, settings: RendererSettings, state: State, form: str) -> str:
+    """Return the table of a State as text: `form` nft is for `nft -f`, json is libnftables' JSON. Raises ConfigError."""
+    from lbagent.targets.nftables.nft_settings import table_settings
+    from lbagent.targets.nftables.node_place import NodePlace
+    from lbagent.targets.nftables.rendered import ruleset_json, ruleset_text
+
+    table = table_settings(_with_family(settings), config)
+    place = NodePlace(config.name_of_node, config.pod_device, node_ips=config.node_addresses)
+    if form == "nft":
+        return ruleset_text(state.services, place, table)
+    return json.dumps(ruleset_json(state.services, place, table), indent=1) + "\n"
+
+
+def not_served(config: Config, settings: RendererSettings, state: State) -> list[str]:
+    """Return what of Services is not served, one sentence each, which names the Service."""
+    from lbagent.targets.nftables.nft_settings import table_settings
+    from lbagent.targets.nftables.node_place import NodePlace
+    from lbagent.targets.nftables.rendered import unsupported
+
+    place = NodePlace(config.name_of_node, config.pod_device, node_ips=config.node_addresses)
+    found = unsupported(state.services, place, table_settings(_with_family(settings), config))
+    return [f"{name}: {reason}" for name, reason in found]
+
+
+def _with_family(settings: RendererSettings) -> dict[str, str]:
+    family = {"family": f"ipv{settings.family.digit}"} if settings.family is not None else {}
+    return settings.settings | family
+
+
+def remove(config: Config, before: Callable[[], None]) -> list[str]:
+    """Remove the table, and return what went, one line each; where it is there, `before` is called first. Raises Conflict."""
+    from lbagent.targets.nftables.nft_removal import remove as remove_table
+
+    return remove_table(config, before)
+
+
+def left_serving(config: Config) -> list[tuple[str, str]]:
+    """Return what serves packets without an agent: pairs of a word and a text for `lbagent status`."""
+    from lbagent.targets.nftables.nft_removal import left_serving as read
+
+    return read(config)
+
+
+def unavailable() -> str:
+    """Return why this process cannot use nftables here; '' when it can. It makes a table and deletes it in one transaction."""
+    from lbagent.targets.nftables.nft_table import unavailable_reason
+
+    return unavailable_reason()

@@ -1,0 +1,240 @@
+"""NftWriter: makes the table what Services ask for, change by change.
+
+It remembers the rows of each Service and the RuleSet made of them. After an error, or where another program changed the table, the
+next write compares everything with what is there. The work is done in pieces, between which other tasks run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from lbagent.errors import KernelError
+from lbagent.model.service import SVC, ServiceName
+from lbagent.render.renderer_types import Difference
+from lbagent.targets.nftables.backends_gone import BackendUse
+from lbagent.targets.nftables.chains import TableSettings
+from lbagent.targets.nftables.conntrack import Conntrack
+from lbagent.targets.nftables.findings import findings
+from lbagent.targets.nftables.map_specs import backend_value, frontend_key
+from lbagent.targets.nftables.nft_table import NftTable
+from lbagent.targets.nftables.node_place import NodePlace
+from lbagent.targets.nftables.removed_frontends import RemovedFrontends
+from lbagent.targets.nftables.rule_set import CHUNK_ELEMENTS, Elements, RuleSet, RuleSetDiff, compare
+
+log = logging.getLogger(__name__)
+Rows = Sequence[SVC]
+_BETWEEN_YIELDS = 32  # Services
+SHARED = ("protocols", "pod_devices", "local4", "local6", "hairpin4", "hairpin6")  # maps of no single Service
+
+
+class NftWriter:
+    """Writes one table."""
+
+    def __init__(self, settings: TableSettings, place: NodePlace) -> None:
+        self.settings = settings
+        self.place = place
+        self.rules = RuleSet(settings, place.is_local)
+        self.rows: dict[ServiceName, Rows] = {}
+        self.transactions = 0
+        self.table = NftTable(settings.table)
+        self.conntrack = Conntrack()
+        self.kept = 0  # frontends of an earlier agent that stay because a source is not complete
+        self._busy = asyncio.Lock()  # one use of the table at a time
+        self._generation = -1  # of all tables, after the last write
+        self._is_synced = self._must_compare = False
+        self._is_moved = False  # the rules of all Services are made again
+        self._removed = RemovedFrontends()
+        self._use = BackendUse()
+        self._stale_clients: set[tuple[bytes, bytes]] = set()  # frontend, backend: as keys and values of maps
+        self._reported: set[tuple[ServiceName, str]] = set()
+
+    def close(self) -> None:
+        """Close the sockets; the table stays."""
+        self.table.close()
+        self.conntrack.close()
+
+    def lose_sync(self) -> None:
+        """Compare everything at the next write."""
+        self._must_compare = True
+
+    def move(self, place: NodePlace) -> None:
+        """Take another place: each backend is looked at again."""
+        self.place = place
+        self._is_moved = self._must_compare = True
+
+    def reconfigure(self, settings: TableSettings) -> None:
+        """Take other settings."""
+        self.settings = settings
+        self.move(self.place)
+
+    # --- writing ---
+
+    async def write(self, services: Mapping[ServiceName, Rows], kept: frozenset[ServiceName] | None = None) -> None:
+        """Make the table what these Services ask for; `kept`: nothing goes that they do not name, and these stay as they are.
+
+        Raises NotOurs, KernelError, OSError: the next write compares everything.
+        """
+        async with self._busy:
+            was_synced, self._is_synced = self._is_synced and not self._must_compare, False
+            if was_synced and kept is None:  # what breaks off is compared the next time
+                await self._write_changes(services)
+            else:
+                self._must_compare = False
+                await self._write_all(services, kept)
+            self._generation = self.table.generation()
+            self._is_synced = kept is None
+        self._report_unsupported()
+        await self._end_connections()
+
+    async def _write_changes(self, services: Mapping[ServiceName, Rows]) -> None:
+        work = self.rules.set_devices(self.place.devices)
+        work.merge(self._removed.expired(time.monotonic()))
+        for number, name in enumerate(self._changed(services), 1):
+            work.merge(self._take(name, services.get(name, ())))
+            if len(work) >= CHUNK_ELEMENTS:
+                self._put(work)
+                work = RuleSetDiff()
+            if number % _BETWEEN_YIELDS == 0:
+                await asyncio.sleep(0)
+        self._put(work)
+        self.table.remember()
+
+    def _changed(self, services: Mapping[ServiceName, Rows]) -> list[ServiceName]:
+        before = self.rows
+        changed = [name for name in before if name not in services]
+        return changed + [name for name, rows in services.items() if not _is_same(before.get(name, ()), rows)]
+
+    def _put(self, change: RuleSetDiff) -> None:
+        self._removed.refuse(change, time.monotonic())
+        if change:
+            self.transactions += self.table.write(change)
+
+    def _take(self, name: ServiceName, rows: Rows) -> RuleSetDiff:
+        """Make a Service's rows the wanted ones."""
+        old = self.rows.pop(name, ())
+        if rows:
+            self.rows[name] = rows
+        self._use.change(old, rows)
+        self._stale_clients |= _sticky(old) - _sticky(rows)
+        return self.rules.update(name, rows)
+
+    async def _write_all(self, services: Mapping[ServiceName, Rows], kept: frozenset[ServiceName] | None) -> None:
+        """Compare everything with what is there, and put it right: first what comes and changes, last what goes."""
+        wanted = {name: rows for name, rows in services.items() if not kept or name not in kept}
+        self.rules.set_devices(self.place.devices)
+        for number, name in enumerate(self._changed(wanted), 1):
+            self._take(name, wanted.get(name, ()))
+            if number % _BETWEEN_YIELDS == 0:
+                await asyncio.sleep(0)
+        if self._is_moved:
+            self.rules, self._is_moved = RuleSet(self.settings, self.place.is_local), False
+            self.rules.set_devices(self.place.devices)
+            for number, (name, rows) in enumerate(self.rows.items(), 1):
+                self.rules.update(name, rows)
+                if number % _BETWEEN_YIELDS == 0:
+                    await asyncio.sleep(0)
+        self._removed.forget()
+        chains, elements = self.rules.chains(), self.rules.elements()
+        self.transactions += 1
+        if self.table.exists() and not self.table.is_usable(self.rules.base):
+            if kept is not None:  # it cannot be kept in part: it serves as it is until the sources are complete
+                return
+            self._use.add_left(self.table.read())
+            self.table.create(chains, elements, fresh=True)
+            self._finish(None)
+            return
+        self.table.create(chains, {}, fresh=False)
+        found = await asyncio.to_thread(self.table.read)
+        if kept is None:
+            self._use.add_left(found)
+        for chunk in self._missing(found, elements):
+            self._put(chunk)
+            await asyncio.sleep(0)
+        rest = compare(await asyncio.to_thread(self.table.read), elements)
+        rest.gone_chains = self.table.other_chains(chains)
+        if kept is not None:
+            self.kept = sum(len(gone) for name, gone in rest.deleted.items() if name.startswith("frontends"))
+            rest.deleted, rest.gone_chains = {}, []
+        self._put(rest)
+        self._finish(kept)
+
+    def _finish(self, kept: frozenset[ServiceName] | None) -> None:
+        self.kept = 0 if kept is None else self.kept
+        self.table.remember()
+
+    def _missing(self, found: Elements, wanted: Elements) -> Iterator[RuleSetDiff]:
+        """Yield what is missing or differs: what Services share, then Service by Service, some at a time."""
+        out = RuleSetDiff()
+        for name in SHARED:
+            for key, element in wanted[name].items():
+                out.change(name, key, found[name].get(key), element)
+        for rules in self.rules.services.values():
+            for (name, key), element in rules.elements.items():
+                out.change(name, key, found[name].get(key), element)
+            if len(out) >= CHUNK_ELEMENTS:
+                yield out
+                out = RuleSetDiff()
+        yield out
+
+    # --- comparing ---
+
+    async def differences(self) -> list[Difference]:
+        """Return in what the table differs from what was written. Raises NotOurs, OSError."""
+        async with self._busy:
+            if not self.table.exists():
+                return [Difference("missing", f"table inet {self.table.name} is not there")]
+            chains = self.table.changed_chains()
+            found = [Difference("differs", f"the rules of chain {name} were changed") for name in chains]
+            there = await asyncio.to_thread(self.table.read)
+            return [*found, *findings(there, self.with_refused(self.rules.elements()))]
+
+    def with_refused(self, elements: Elements) -> Elements:
+        """Return wanted elements with those of removed frontends that are refused for a while."""
+        return self._removed.added_to(elements)
+
+    async def is_touched(self) -> bool:
+        """Return whether any program has changed any table since the last write. Raises OSError."""
+        async with self._busy:
+            return self.table.generation() != self._generation
+
+    def due(self) -> float | None:
+        """Return when `write` has something to remove (monotonic seconds); None: it has not."""
+        return self._removed.due()
+
+    # --- connections and clients ---
+
+    async def _end_connections(self) -> None:
+        """Delete connections and clients of backends that are gone. What fails is logged: packets go on as they are."""
+        stale, self._stale_clients = self._stale_clients, set()
+        try:
+            if stale:
+                self.table.forget_clients(stale)
+            gone = self._use.take()
+            if gone:
+                count = await asyncio.to_thread(self.conntrack.end, gone)
+                log.debug("connections of backends that are gone were deleted", extra={"connections": count})
+        except (KernelError, OSError) as error:
+            log.warning("connections of backends that are gone were not deleted", extra={"error": str(error)})
+
+    def _report_unsupported(self) -> None:
+        now = set(self.rules.unsupported())
+        for name, reason in sorted(now - self._reported):
+            log.warning("nftables does not do all of a Service", extra={"service": str(name), "reason": reason})
+        self._reported = now
+
+
+def _is_same(one: Rows, other: Rows) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+
+
+def _sticky(rows: Iterable[SVC]) -> set[tuple[bytes, bytes]]:
+    """Return each frontend with affinity and each of its backends for new connections."""
+    found: set[tuple[bytes, bytes]] = set()
+    for row in rows:
+        if row.session_affinity:
+            key = frontend_key(row.frontend.address, row.frontend.protocol, row.frontend.port)
+            found.update((key, backend_value(each.address.address, each.address.port)) for each in row.selectable)
+    return found
