@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lbagent.observe.metric import Metric
 
 Part = TypeVar("Part")
-Item = TypeVar("Item", contravariant=True)
+Item_contra = TypeVar("Item_contra", contravariant=True)
 Row = dict[str, Any]  # of the JSON
 NUMBER, TEXT, BOOLEAN, TEXTS, ROWS, OBJECT = (
     "number",
@@ -29,7 +29,7 @@ NUMBER, TEXT, BOOLEAN, TEXTS, ROWS, OBJECT = (
 )
 
 
-class Field(Generic[Item]):
+class Field(Generic[Item_contra]):
     """One word of a list: a key of the JSON, a column of the table, or both."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Field(Generic[Item]):
         key: str,
         kind: str,
         meaning: str,
-        value: Callable[[Item], object] | None,
+        value: Callable[[Item_contra], object] | None,
         title: str = "",
         cell: Callable[[Row], object] | None = None,
         *,
@@ -54,7 +54,7 @@ class Field(Generic[Item]):
         self.cut = cut  # its cells may be cut
         self.optional = optional  # left out of the JSON where it is 0, empty or not known
 
-    def replaced(self, **changes: Any) -> Field[Item]:
+    def replaced(self, **changes: Any) -> Field[Item_contra]:
         """Return the same word with these attributes."""
         return Field(**vars(self) | changes)
 
@@ -67,16 +67,16 @@ class Field(Generic[Item]):
         return self.wide or (self.shown_with != "" and not any(row.get(self.shown_with) for row in rows))
 
 
-class ListedFields(Generic[Item]):
+class ListedFields(Generic[Item_contra]):
     """A list: its words in the order of the JSON (optional ones are last there), and the titles of its first columns in theirs."""
 
-    def __init__(self, record: str, fields: Sequence[Field[Item]], columns: Sequence[str] = ()) -> None:
+    def __init__(self, record: str, fields: Sequence[Field[Item_contra]], columns: Sequence[str] = ()) -> None:
         self.record = record  # its name in routes and docs/api.md
         self.fields = fields
         self.columns = columns
 
     @cached_property
-    def row(self) -> Callable[[Item], Row]:
+    def row(self) -> Callable[[Item_contra], Row]:
         """A function that returns the JSON of an item.
 
         There are 100,000 of them in a large cluster: its code is written here, as dataclasses write theirs, without a loop over the
@@ -90,11 +90,11 @@ class ListedFields(Generic[Item]):
         lines += [f"    if value := {calls[key]}:\n        out[{key!r}] = value" for key in calls if key in optional]
         namespace: dict[str, Any] = dict(names)
         exec("\n".join([*lines, "    return out"]), namespace)  # noqa: S102 - of these rows alone
-        row: Callable[[Item], Row] = namespace["row"]
+        row: Callable[[Item_contra], Row] = namespace["row"]
         return row
 
     @property
-    def shown(self) -> list[Field[Item]]:
+    def shown(self) -> list[Field[Item_contra]]:
         """The words that have a column, in the order of the columns."""
         place = {title: number for number, title in enumerate(self.columns)}
         return sorted((each for each in self.fields if each.title), key=lambda each: place.get(each.title, len(place)))
