@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,15 @@ def service(made: Cluster, name: str, backend: str, vip: str, namespace: str = "
     return Manifest(name, (vip,), endpoints, namespace=namespace)
 
 
+def wait_owners(made: Cluster, owners: Mapping[str, str]) -> None:
+    """Wait until the maps give each address to its Service: a contest is shown when the objects are read, before maps are written."""
+
+    def served() -> bool:
+        return all({row["name"] for row in made.agent.api.services(vip=vip)} == {name} for vip, name in owners.items())
+
+    wait_for(served, f"the frontends of {owners}")
+
+
 def contests(made: Cluster) -> dict[str, str]:
     found = made.agent.api.status()["conditions"]
     return {each["subject"]: each["text"] for each in found if each["name"] == "frontend-contested"}
@@ -65,6 +74,7 @@ def test_externalips_take_no_traffic_of_other_services(evil: Cluster) -> None:
 
     pairs = {f"evil/evil t/{name}" for name in ("good", "vip", "node")}
     wait_for(lambda: contests(made).keys() == pairs, "the contests")
+    wait_owners(made, {f"{VIP4}:80": "good", f"{INGRESS}:80": "vip", f"{NODE}:80": "node"})
 
     def check() -> None:
         for address in (VIP4, INGRESS, NODE):

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -370,7 +371,12 @@ def test_a_link_that_was_detached_is_made_again(inside: Cluster, group: Path) ->
         return False
 
     wait_for(works, "connect4 attached again", 30)
-    mended = [item for item in inside.agent.json("status")["conditions"] if item["name"] == "link-detached"]
+
+    def found() -> list[dict[str, Any]]:
+        return [item for item in inside.agent.json("status")["conditions"] if item["name"] == "link-detached"]
+
+    wait_for(found, "the condition: it is shown once every check of that round has ended")
+    mended = found()
     assert [item["mended"] for item in mended] == [True]
     assert f"connect4 on cgroup {group}" in mended[0]["text"]
 

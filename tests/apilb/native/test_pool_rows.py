@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from functools import partial
 from types import SimpleNamespace
 
-from lbagent.apilb.native import pool_rows
 from lbagent.apilb.native.connection_reset import ConnectionReset
 from lbagent.apilb.native.native_source import NativeSource
 from lbagent.apilb.native.pool_rows import NativePools
@@ -43,10 +42,9 @@ async def following(source: NativeSource) -> AsyncIterator[tuple[NativePools, as
 
 async def up(native: NativePools) -> dict[str, bool]:
     """Return which servers the API shows as up; the metrics show the same."""
-    servers = [server for row in await pool_rows.rows(native) for server in row.servers]
+    servers = [server for row in await native.rows() for server in row.servers]
     shown = {server.address: server.up for server in servers}
-    sample = pool_rows.sample(native)
-    assert sample is not None
+    sample = native.sample()
     assert {server.server: server.up for server in sample.servers} == shown
     return shown
 
@@ -76,18 +74,18 @@ async def test_pools_and_taken_binds_are_shown_once_the_maps_hold_them(host: Hos
     async with host.source() as source, following(source) as (native, writes_end):
         host.listeners = [listener("127.0.0.1", 7443)]
         await until(lambda: not source.snapshot().services)
-        assert [row.status for row in await pool_rows.rows(native)] == ["running"]
+        assert [row.status for row in await native.rows()] == ["running"]
         writes_end.set()
         await until(lambda: source.shown.taken)
         writes_end.clear()
-        assert [row.status for row in await pool_rows.rows(native)] == ["a process listens on 127.0.0.1:7443"]
+        assert [row.status for row in await native.rows()] == ["a process listens on 127.0.0.1:7443"]
         host.listeners = []
         host.write("other", str(B))
         await until(lambda: len(source.snapshot().services) == 2)
-        assert [row.name for row in await pool_rows.rows(native)] == ["lb"]
+        assert [row.name for row in await native.rows()] == ["lb"]
         writes_end.set()
         await until(lambda: source.in_force is source.reported and not source.shown.taken)
-        assert {row.name: row.status for row in await pool_rows.rows(native)} == {"lb": "running", "other": "running"}
+        assert {row.name: row.status for row in await native.rows()} == {"lb": "running", "other": "running"}
 
 
 async def test_before_the_maps_hold_anything_the_first_report_is_shown(host: Host) -> None:
