@@ -41,7 +41,9 @@ _TCP_STATES = (
 _ENDED = frozenset({"time_wait", "close"})
 _SEEN_REPLY = 0x02  # IPS_SEEN_REPLY
 _DST_NAT = 0x20  # IPS_DST_NAT
-_BY_BACKEND = 1 << 0 | 1 << 3 | 1 << 4  # CTA_FILTER_FLAG: source address, protocol, source port
+_BY_PORT = 1 << 3 | 1 << 4  # CTA_FILTER_FLAG: protocol, source port
+# And the source address of IPv4: Linux leaves out the connections that have the IPv6 address, and selects all others.
+_SELECTED_BY = {Family.IPV4: _BY_PORT | 1 << 0, Family.IPV6: _BY_PORT}
 _FILTERED = 16  # backends for which the kernel selects, one after the other
 _RECEIVE_BYTES = 1 << 20
 _TIMEOUT_S = 30.0
@@ -151,14 +153,14 @@ class Conntrack:
 
 
 def _filter(backend: L3n4Addr) -> bytes:
-    """Return what makes the kernel select the connections that a backend answers (Linux 5.8)."""
+    """Return what makes the kernel select the connections that a backend answers (Linux 5.8); of IPv6 also those of its port."""
     address = nested(_TUPLE_IP, attribute(_SOURCE[backend.family], backend.address))
     protocol = nested(
         _TUPLE_PROTO,
         attribute(_PROTO_NUMBER, bytes((backend.protocol.number,))),
         attribute(_SOURCE_PORT, backend.port.to_bytes(2, "big")),
     )
-    return nested(_TUPLE_REPLY, address, protocol) + nested(_FILTER, _flags(1, 0), _flags(2, _BY_BACKEND))
+    return nested(_TUPLE_REPLY, address, protocol) + nested(_FILTER, _flags(1, 0), _flags(2, _SELECTED_BY[backend.family]))
 
 
 def _flags(kind: int, value: int) -> bytes:

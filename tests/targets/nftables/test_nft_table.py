@@ -144,7 +144,7 @@ def test_another_programs_table(table: NftTable, space: Namespace) -> None:
 
 
 def test_other_tables_stay(table: NftTable, space: Namespace) -> None:
-    nft(space, "-f", "-", text="table ip other { set s { type ipv4_addr; elements = { 10.0.0.1 } } }\n")
+    nft(space, "-f", "-", text="table ip other {\nset s {\ntype ipv4_addr\nelements = { 10.0.0.1 }\n}\n}\n")
     before = nft(space, "list", "table", "ip", "other")
     rules = rule_set(*ROWS)
     table.create(rules.chains(), rules.elements(), fresh=True)
