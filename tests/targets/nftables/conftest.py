@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.cluster import Cluster
+from tests.lab.netns import wait_for
 from tests.lab.topology import Lab
 
 _number = itertools.count()
@@ -49,5 +50,7 @@ def served(cluster: Cluster) -> Cluster:
     for path in cluster.folder.iterdir():
         if path.name not in ("web.yaml", "dns.yaml"):
             path.unlink()
+            gone = path.stem
+            wait_for(lambda: cluster.selectable(gone) is None, f"the end of {gone}")  # noqa: B023 - called here
     cluster.serve(cluster.web(), cluster.dns())
     return cluster
