@@ -36,7 +36,7 @@ from lbagent.process_memory import keep_memory_small, tune_allocator
 from lbagent.resolve import Resolver
 from lbagent.sync.loop import SyncLoop
 from lbagent.targets.data_plane import DataPlane, Feature
-from lbagent.targets.renderers import data_planes
+from lbagent.targets.renderers import data_planes, require_alone
 from lbagent.textfile.followed_file import FollowedFile
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ class Agent:
         file = FollowedFile(config.announce)
         pools = parse_pools(file.text, config.announce) if file.text is not None else None
         problems: dict[str, str] = {}
+        await asyncio.to_thread(require_alone, config, [plane.name for plane in planes])
         self._planes = planes
         for plane in planes:
             self._closing.callback(plane.close)

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from lbagent.config import Config
 from lbagent.config.renderer_words import AUTO, RendererSettings, RendererWord, renderer_settings, renderer_words
-from lbagent.errors import ConfigError
+from lbagent.errors import ConfigError, Conflict
 from lbagent.model.family import Family
 from lbagent.render.renderer_names import NOT_BUILT, SHIPPED, Unavailable, factory_of, names, plug_in
 from lbagent.targets.data_plane import DataPlane
@@ -114,6 +114,20 @@ def data_planes(config: Config) -> list[DataPlane]:
             log.warning("nftables is used instead of bpf", extra={"reason": each.instead_of_bpf})
         planes.append(makers.plane(each, is_serving=not index))
     return planes
+
+
+def require_alone(config: Config, names: Collection[str]) -> None:
+    """Raise Conflict where another data plane than these translates packets: two would translate each of them."""
+    named = [name for name in names if name in TRANSLATING]
+    for name in TRANSLATING if named else ():
+        if name in named or not SHIPPED[name]:
+            continue
+        if found := import_module(SHIPPED[name]).translates(config):
+            raise Conflict(
+                f"--renderer {' '.join(named)}: the data plane {name} of an earlier agent is in force ({found}), and both would"
+                " translate each packet; nothing was changed; stop its agent and run `lbagent cleanup`, or name --renderer"
+                f" {name}"
+            )
 
 
 class _Makers:

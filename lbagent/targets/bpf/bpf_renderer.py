@@ -45,6 +45,18 @@ def left_serving(config: Config) -> list[tuple[str, str]]:
     return read(config.bpffs)
 
 
+def translates(config: Config) -> str:
+    """Return what of it translates packets now, without an agent or by one; '' nothing."""
+    from lbagent.bpf.load.attach import attached
+    from lbagent.maps.pins import pin_dir
+
+    try:
+        found = attached(pin_dir(config.bpffs))
+    except (LbError, OSError):
+        return ""
+    return ", ".join(sorted(f"{item.hook} on {item.target.name}" for item in found))
+
+
 def checks() -> tuple[Check[Any], ...]:
     """Return the table of its checks."""
     from lbagent.targets.bpf.checks.bpf_checks import bpf_checks

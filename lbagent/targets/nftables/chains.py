@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from lbagent.model.address import ALL_PROTOCOLS, L4Type
 from lbagent.model.family import Family
-from lbagent.targets.nftables.map_specs import INSIDE_OFFSET
+from lbagent.targets.nftables.map_specs import DEFAULT_TABLE, INSIDE_OFFSET
 from lbagent.targets.nftables.statements import (
     Chain,
     Rule,
@@ -46,7 +46,6 @@ from lbagent.targets.nftables.statements import (
 
 DSTNAT, SRCNAT = -100, 100  # the kernel's priorities NF_IP_PRI_NAT_DST and NF_IP_PRI_NAT_SRC
 DEFAULT_PRIORITY = -5  # relative to them: before kube-proxy's chains, which are at dstnat and srcnat
-DEFAULT_TABLE = "lbagent"
 HASH_SEED = 0x6C62  # the same on every node
 REFUSED = "goto refused"
 DROPPED = "drop"

@@ -160,7 +160,9 @@ def _filter(backend: L3n4Addr) -> bytes:
         attribute(_PROTO_NUMBER, bytes((backend.protocol.number,))),
         attribute(_SOURCE_PORT, backend.port.to_bytes(2, "big")),
     )
-    return nested(_TUPLE_REPLY, address, protocol) + nested(_FILTER, _flags(1, 0), _flags(2, _SELECTED_BY[backend.family]))
+    return nested(_TUPLE_REPLY, address, protocol) + nested(
+        _FILTER, _flags(1, 0), _flags(2, _SELECTED_BY[backend.family])
+    )
 
 
 def _flags(kind: int, value: int) -> bytes:

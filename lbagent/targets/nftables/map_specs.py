@@ -15,6 +15,8 @@ from typing import NamedTuple
 from lbagent.model.address import L4Type, format_ip, parse_ip
 from lbagent.model.family import Family
 
+DEFAULT_TABLE = "lbagent"
+MARKER = "lbagent 1"  # the comment of a table that is ours, with the number of its form
 WORD = 4  # bytes of a register, and what a field is padded to
 DEVICE_BYTES = 16  # IFNAMSIZ
 INSIDE_OFFSET = 1 << 16  # the first slot of a frontend for pods and this node: no frontend has so many slots

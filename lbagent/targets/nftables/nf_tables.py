@@ -27,7 +27,7 @@ from lbagent.targets.nftables.attributes import (
     text,
     u32,
 )
-from lbagent.targets.nftables.map_specs import AFFINITY_SIZE, INSIDE_OFFSET, Element, Field, MapSpec, Value
+from lbagent.targets.nftables.map_specs import AFFINITY_SIZE, INSIDE_OFFSET, MARKER, Element, Field, MapSpec, Value
 from lbagent.targets.nftables.statements import CHAIN_VERDICTS, VERDICTS, Chain, verdict_data
 
 NETLINK_NETFILTER = 12
@@ -216,6 +216,11 @@ def _concatenation(kind: int, *parts: bytes) -> bytes:
 
 
 # --- the socket ---
+
+
+def is_our_comment(comment: str) -> bool:
+    """Whether a table with this comment is ours, also one of another form."""
+    return comment.split(" ", maxsplit=1)[0] == MARKER.split(" ")[0]
 
 
 class NfTables:

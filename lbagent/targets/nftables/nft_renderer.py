@@ -88,6 +88,20 @@ def left_serving(config: Config) -> list[tuple[str, str]]:
     return read(config)
 
 
+def translates(config: Config) -> str:
+    """Return what of it translates packets now, without an agent or by one; '' nothing. Only the table of the default name."""
+    del config
+    from contextlib import closing, suppress
+
+    from lbagent.targets.nftables.map_specs import DEFAULT_TABLE
+    from lbagent.targets.nftables.nf_tables import NfTables, is_our_comment
+
+    with suppress(OSError), closing(NfTables()) as kernel:
+        comment = kernel.comment(DEFAULT_TABLE)
+        return f"table inet {DEFAULT_TABLE}" if comment is not None and is_our_comment(comment) else ""
+    return ""
+
+
 def unavailable() -> str:
     """Return why this process cannot use nftables here; '' when it can. It makes a table and deletes it in one transaction."""
     from lbagent.targets.nftables.nft_table import unavailable_reason

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from lbagent.config import Config
 from lbagent.errors import ConfigError
 from lbagent.model.family import Family
-from lbagent.targets.nftables.chains import DEFAULT_PRIORITY, DEFAULT_TABLE, TableSettings
+from lbagent.targets.nftables.chains import DEFAULT_PRIORITY, TableSettings
+from lbagent.targets.nftables.map_specs import DEFAULT_TABLE
 
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_-]{0,30}")
 _FAMILIES = {"ipv4": Family.IPV4, "ipv6": Family.IPV6}

@@ -13,9 +13,8 @@ from lbagent.errors import KernelError, Refused
 from lbagent.model.family import Family
 from lbagent.targets.nftables import nf_tables
 from lbagent.targets.nftables.chains import TableSettings, Way, base_chains
-from lbagent.targets.nftables.map_specs import MAPS, WORD, Element, MapSpec
+from lbagent.targets.nftables.map_specs import MAPS, MARKER, WORD, Element, MapSpec
 from lbagent.targets.nftables.nf_tables import DEL_ELEMENT, NEW_ELEMENT, Message, NfTables, RuleRow
-from lbagent.targets.nftables.nft_text import MARKER
 from lbagent.targets.nftables.rule_set import Elements, RuleSetDiff
 from lbagent.targets.nftables.statements import (
     Chain,
@@ -60,7 +59,7 @@ class NftTable:
     def exists(self) -> bool:
         """Return whether the table is there. Raises NotOurs, OSError."""
         comment = self._kernel.comment(self.name)
-        if comment is not None and comment.split(" ")[0] != MARKER.split(" ")[0]:
+        if comment is not None and not nf_tables.is_our_comment(comment):
             raise NotOurs(self.name)
         return comment is not None
 

@@ -6,11 +6,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lbagent.targets.nftables.chains import DSTNAT, SRCNAT
-from lbagent.targets.nftables.map_specs import ADDRESS, DEVICE, MAPS, PORT, PROTOCOL, Element, Field, MapSpec, Value
+from lbagent.targets.nftables.map_specs import (
+    ADDRESS,
+    DEVICE,
+    MAPS,
+    MARKER,
+    PORT,
+    PROTOCOL,
+    Element,
+    Field,
+    MapSpec,
+    Value,
+)
 from lbagent.targets.nftables.rule_set import Elements, RuleSet, RuleSetDiff
 from lbagent.targets.nftables.statements import Chain
 
-MARKER = "lbagent 1"  # the comment of a table that is ours, with the number of its form
 _PER_COMMAND = 500  # elements of a command
 
 

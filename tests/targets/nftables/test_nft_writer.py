@@ -14,8 +14,8 @@ from lbagent.model.service import SVC, ServiceName
 from lbagent.targets.nftables import nft_table, nft_writer
 from lbagent.targets.nftables.backends_gone import Ended
 from lbagent.targets.nftables.chains import TableSettings
+from lbagent.targets.nftables.map_specs import MARKER
 from lbagent.targets.nftables.nf_tables import NEW_ELEMENT
-from lbagent.targets.nftables.nft_text import MARKER
 from lbagent.targets.nftables.nft_writer import NftWriter
 from lbagent.targets.nftables.node_place import NodePlace
 from tests.targets.nftables.fake_tables import FakeNfTables, Table
