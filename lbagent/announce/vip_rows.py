@@ -1,4 +1,4 @@
-"""What `lbagent vip` shows: each address with its state and the reason, and the sentences that answer "why is it not announced"."""
+"""The rows of `lbagent vip`: each address with its state and the reason, and the sentences of `vip why`."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ ANNOUNCED, STANDBY, CONFLICT, WITHDRAWN = "announced", "standby", "conflict", "w
 
 
 class _Standing(NamedTuple):
-    """A row, with the refusal whose sentence is its reason; None where the reason is no refusal."""
+    """A row, with the refusal whose sentence is its reason; None if the reason is not a refusal."""
 
     row: VipRow
     refusal: AnnounceRefusal | None
 
 
 def require_announcer(announcer: Announcer | None) -> Announcer:
-    """Return what there is. Raises NotFound for an agent that announces nothing."""
+    """Return the announcers. Raises NotFound for an agent without --announce."""
     if announcer is None:
         raise NotFound("this agent announces no addresses; start it with --announce FILE, a file of address pools")
     return announcer
 
 
 def announced_vips(announcer: Announcer | None) -> dict[tuple[str, str], bool]:
-    """Return whether this node announces it, by address and mode; nothing without an announcer."""
+    """Return whether this node announces an address, by address and mode; nothing without an announcer."""
     return {(row.address, row.mode): row.state == ANNOUNCED for row in (vip_rows(announcer) if announcer else ())}
 
 
@@ -136,9 +136,11 @@ def _about_address(announcer: Announcer, address: bytes, found: Sequence[_Standi
         return []
     text, pool = format_ip(address), announcer.pools.pool_of(address)
     if pool is None:
-        raise NotFound(f"{text} is in no pool of --announce, and no Service's that is; see `lbagent vip list`")
+        raise NotFound(
+            f"{text} is in no pool of --announce, and no Service with such an address has it; see `lbagent vip list`"
+        )
     if not pool.announce:
-        return [f"{text}: pool {pool.name} says `announce: []`: nothing announces its addresses; add l2 or bgp there"]
+        return [f"{text}: pool {pool.name} has `announce: []`: its addresses are not announced; add l2 or bgp there"]
     return [f"{text}: no Service has this address of pool {pool.name}; an address is announced while a Service has it"]
 
 

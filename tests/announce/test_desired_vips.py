@@ -171,7 +171,7 @@ def test_an_endpoints_object_counts_where_there_is_no_slice() -> None:
     [
         ({}, ""),
         ({"excluded": True}, "exclude-from-external"),
-        ({"leaves": True}, "go away"),
+        ({"leaves": True}, "being removed"),
         ({"cordoned": True}, "cordoned"),
         ({"shuts_down": True}, "shutting down"),
         ({"labels": {"role": "edge"}}, ""),

@@ -1,7 +1,7 @@
 """Nodes, Leases and a link, simulated: whatever happens, no two nodes answer for an address for over a second, and one does in the end.
 
 The machines are the real ones, as are the reckoning of lives and the hashing; server, wire and time are of this file. A node's
-program answers for `GRACE_S` longer than its agent lives. Nodes lose the API server, their cable with and without a word; agents are
+program answers for `GRACE_S` longer than its agent lives. Nodes lose the API server, and their cable with and without an event; agents are
 killed and stopped at any moment; a node dies as a whole.
 """
 

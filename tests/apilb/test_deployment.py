@@ -229,7 +229,7 @@ def test_the_state_is_written_also_on_failure(files: Files) -> None:
     done = files("apply", "--yes")
     assert done.code == 1
     assert done.err == (
-        "error: direct: the image localhost/none:1 is not there and is not pulled unasked: pull it there, or say --pull."
+        "error: direct: the image localhost/none:1 is missing, and is pulled only on request: pull it there, or give --pull."
         " Nothing was changed\n"
     )
     assert files.state.stat().st_mode & 0o7777 == 0o600

@@ -138,7 +138,7 @@ def test_faults_are_a_line_each(lb: Run, tmp_path: Path) -> None:
     for verb in ("show", "render", "plan", "apply", "destroy", "export", "status"):
         done = lb("apilb", verb, "-f", str(path))
         assert (done.code, done.out, done.err.splitlines()) == (2, "", [
-            f"{path}:1: servers[0]: ':' is no HOST[:PORT]",
+            f"{path}:1: servers[0]: ':' is not HOST[:PORT]",
             f"{path}:2: mode: unknown value 'x'; one of haproxy, native is possible",
             f"{path}:3: apiLoadBalancers[0].bindAddress: bindAddress can't be empty",
         ])  # fmt: skip

@@ -454,7 +454,7 @@ def test_drain_follows_again_when_the_agent_is_back(lb: Run, agent: Agent, monke
     monkeypatch.setattr("lbagent.cli.verbs.backend.RECONNECT_S", 0.0)
     done = lb("backend", "drain", "10.0.0.9:8080", "--timeout", "30s")
     assert (done.code, done.out) == (5, "")
-    assert "the drain goes on as soon as an agent runs" in done.err
+    assert "the drain continues when an agent runs" in done.err
 
 
 @pytest.mark.parametrize("body", [{"timeout_s": -1}, {"timeout_s": "x"}, {}])

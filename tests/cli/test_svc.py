@@ -205,7 +205,7 @@ def test_addresses_are_never_cut(lb: Run, agent: Agent, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("words", ["svc list", "backend list", "backend set-state", "backend clear-state"])
 def test_help_says_that_tables_are_cut(lb: Run, words: str) -> None:
     text = " ".join(lb(*words.split(), "--help").out.split())
-    assert "A table cuts long names to fit the terminal, else 80 columns ($COLUMNS says another number)" in text
+    assert "A table cuts long names to fit the terminal, else 80 columns ($COLUMNS sets another number)" in text
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_list_says_when_the_maps_hold_something_else(lb: Run, agent: Agent, monk
     full = FailingService("10.96.0.10:80/TCP", "shop/web", "map lb4_service is full", 1.0)
     status = agent.status
     monkeypatch.setattr(agent, "status", lambda: replace(status(), failing=[full]))
-    assert lb("svc", "list").err == "1 frontends are not in the maps as listed; `lbagent status` says why\n"
+    assert lb("svc", "list").err == "1 frontends are not in the maps as listed; `lbagent status` shows why\n"
     assert lb("svc", "list", "-o", "json").err == ""
     agent.ready = False
     monkeypatch.setattr(agent, "status", status)

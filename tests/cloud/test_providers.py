@@ -133,7 +133,7 @@ def test_plug_ins_are_listed_and_made(lb: Run, no_agent: None, install: Install)
     assert isinstance(providers.make_provider("mine", factory, None, ""), CloudProvider)
     with pytest.raises(ConfigError, match="could not init cloud provider 'mine': KeyError"):
         providers.make_provider("mine", factory, "broken", "f")
-    with pytest.raises(ConfigError, match="gave a int, no CloudProvider"):
+    with pytest.raises(ConfigError, match="returned a int, not a CloudProvider"):
         providers.make_provider("other", providers.provider("other").load(), None, "")
     with pytest.raises(ConfigError, match="their_provider:nothing of theirs cannot be loaded: AttributeError"):
         providers.provider("gone").load()

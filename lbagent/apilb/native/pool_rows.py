@@ -1,4 +1,4 @@
-"""Instances of native mode as the API and the metrics show them: as the maps serve them, not as they are going to be served."""
+"""Instances of native mode for the API and the metrics: as the maps serve them, not as the files have them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NativePools(NamedTuple):
 
 
 async def rows(native: NativePools | None) -> list[ApilbRow]:
-    """Return every instance, in the order of the files. Raises NotFound without native pools."""
+    """Return all instances, in the order of the files. Raises NotFound without native pools."""
     if native is None:
         raise NotFound("this agent serves no native pools: it was started without --apilb")
     connections = await asyncio.to_thread(native.reset.count)
@@ -48,7 +48,7 @@ def _row(source: NativeSource, pool: ServedInstance, connections: Counter[tuple[
 
 
 def sample(native: NativePools | None) -> ApilbSample | None:
-    """Return what the metrics show."""
+    """Return the values of the metrics."""
     if native is None:
         return None
     source, samples = native.source, []
@@ -67,7 +67,7 @@ def sample(native: NativePools | None) -> ApilbSample | None:
 def _servers(
     source: NativeSource, pool: ServedInstance
 ) -> Iterator[tuple[ServerName, tuple[L3n4Addr, ...], list[tuple[Health, Checker | None]]]]:
-    """Yield each server with its addresses, and the health of those that are checked, with what checks them now."""
+    """Yield each server with its addresses, and for checked ones their health and checker."""
     for server, addresses in source.shown.servers.get(pool.key, {}).items():
         found = [(source.shown_health(each, pool.check), source.health.checker(each, pool.check)) for each in addresses]
         yield server, addresses, [(health, checker) for health, checker in found if health]

@@ -1,4 +1,4 @@
-"""`lbagent verify`: whether what is in the kernel's maps holds together, and is what the agent wants; works without an agent."""
+"""`lbagent verify`: whether the kernel's maps are consistent, and match the agent's state; works without an agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lbagent.cli.options import form_option, pins_option, socket_option
 from lbagent.cli.output import document
 from lbagent.errors import LbError
 
-SETTLE_S = 1.0  # what is written, or taken away, while the maps are read one after another looks broken: look again
+SETTLE_S = 1.0  # an entry that changes while the maps are read one after another looks inconsistent: read again
 
 
 @click.command()
@@ -22,9 +22,9 @@ SETTLE_S = 1.0  # what is written, or taken away, while the maps are read one af
 def verify(socket: str, bpffs: str, form: str) -> int:
     """Read the maps and name each inconsistency: slots, backends, path records, tables, the prefilter.
 
-    When the agent answers whose maps they are, it compares them with what it wrote, and the paths with its state.
+    When the agent that owns the maps answers, it compares them with what it wrote, and the paths with its state.
 
-    Exit code 0: the maps are consistent, as they are also in the middle of a change. 1: at least one inconsistency is named.
+    Exit code 0: the maps are consistent; they are also during a change. 1: at least one inconsistency is named.
     """
     from lbagent.maps.consistency import check, without_master
     from lbagent.maps.kernel_maps import KernelMaps
@@ -44,7 +44,7 @@ def verify(socket: str, bpffs: str, form: str) -> int:
 
 
 def _differences(client: AgentClient, bpffs: str) -> list[str]:
-    """Return what the agent with these pins says; nothing when none answers."""
+    """Return the findings of the agent with these pins; nothing when none answers."""
     try:
         if os.path.realpath(client.status()["bpffs"]) != os.path.realpath(bpffs):
             return []

@@ -57,7 +57,7 @@ async def test_a_socket_that_is_not_there(socket: Path) -> None:
         f"direct: unix://{socket}: No such file or directory; is Docker or podman's service running?"
     )
     _write_file(socket)
-    assert await error_of(instance(socket)) == f"direct: unix://{socket} is no socket"
+    assert await error_of(instance(socket)) == f"direct: unix://{socket} is not a socket"
     with no_runtime(socket.with_name("dead"), b""):
         pass
     assert "is neither Docker nor podman" in await error_of(instance(socket.with_name("dead")))
@@ -70,9 +70,7 @@ async def test_a_socket_that_is_not_there(socket: Path) -> None:
 )
 async def test_a_socket_that_is_no_runtime(socket: Path, said: bytes) -> None:
     with no_runtime(socket, said):
-        assert (
-            await error_of(instance(socket)) == f"direct: what answers at unix://{socket} is neither Docker nor podman"
-        )
+        assert await error_of(instance(socket)) == f"direct: the server at unix://{socket} is neither Docker nor podman"
 
 
 async def test_a_web_server_is_no_runtime(socket: Path) -> None:
@@ -86,7 +84,7 @@ async def test_a_web_server_is_no_runtime(socket: Path) -> None:
 async def test_a_socket_that_stays_silent_is_given_up(socket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container_runtime, "ANSWER_S", 0.5)
     with no_runtime(socket, b""):
-        assert await error_of(instance(socket)) == f"direct: unix://{socket} gave no answer within 0.5 s"
+        assert await error_of(instance(socket)) == f"direct: unix://{socket} did not answer within 0.5 s"
 
 
 async def test_versions(socket: Path) -> None:
@@ -138,7 +136,7 @@ async def test_a_name_that_is_taken_meanwhile_is_refused(socket: Path, status: i
     }
     item = instance(socket)
     step = Step(pool="p", name="lb", host="direct", action=Action.CREATE, instance=item)
-    with fake_docker(socket, answers), pytest.raises(Refused, match="a container lb is there already and is not ours"):
+    with fake_docker(socket, answers), pytest.raises(Refused, match="a container lb exists and is not lbagent's"):
         await carry_out(step, print)
 
 

@@ -78,7 +78,7 @@ async def test_what_was_made_is_found_as_it_was_made(lab: HostLab) -> None:
 async def test_a_taken_name_is_refused_and_nothing_is_changed(lab: HostLab) -> None:
     wanted = lab.instance()
     lab.podman.run("create", "--name", wanted.name, IMAGE, "haproxy", "-v")
-    with pytest.raises(Refused, match=f"a container {wanted.name} is there already and is not ours"):
+    with pytest.raises(Refused, match=f"a container {wanted.name} exists and is not lbagent's"):
         await lab.do(Action.CREATE, wanted)
     assert not path_of(wanted).exists()
     assert not lab.inspect(wanted.name)["Config"]["Labels"]
@@ -200,9 +200,7 @@ async def test_a_haproxy_that_does_not_stay_up_is_told_and_its_container_is_know
         listener = socket.create_server(("127.0.0.1", port))
     with (
         listener,
-        pytest.raises(
-            PartlyDone, match=rf"{wanted.name}: HAProxy does not stay up: .*(?i:cannot bind).*{port}"
-        ) as caught,
+        pytest.raises(PartlyDone, match=rf"{wanted.name}: HAProxy ends: .*(?i:cannot bind).*{port}") as caught,
     ):
         await lab.do(Action.CREATE, wanted)
     recorded = caught.value.recorded

@@ -75,10 +75,10 @@ async def test_a_life_with_dockerd(lab: HostLab, dockerd: Dockerd) -> None:
 async def test_dockerds_refusals(lab: HostLab, dockerd: Dockerd) -> None:
     taken = instance(lab, dockerd)
     dockerd.run("create", "--name", taken.name, IMAGE, "haproxy", "-v")
-    with pytest.raises(Refused, match=f"{taken.name} is there already and is not ours"):
+    with pytest.raises(Refused, match=f"{taken.name} exists and is not lbagent's"):
         await lab.do(Action.CREATE, taken)
     runtime = ContainerRuntime("direct", dockerd.docker_host, str(dockerd.socket))
-    with pytest.raises(Refused, match=f"{taken.name} is there already"):  # taken since it was looked at: 409
+    with pytest.raises(Refused, match=f"{taken.name} exists"):  # taken since it was looked at: 409
         await runtime.create(ContainerSpec(pool="p", name=taken.name, image=IMAGE, host_config_path="/etc/hostname"))
     await runtime.close()
     missing = instance(lab, dockerd, image="nothing:1")

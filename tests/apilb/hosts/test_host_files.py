@@ -161,7 +161,7 @@ async def test_a_helper_container_that_was_left_is_removed_and_a_foreign_one_is_
         assert await files.read(str(path)) == "text"
     lab.podman.run("create", "--name", "files-config", IMAGE, "haproxy", "-v")
     try:
-        with pytest.raises(Refused, match="files-config is there already and is not ours"):
+        with pytest.raises(Refused, match="files-config exists and is not lbagent's"):
             await RuntimeFiles(
                 ContainerRuntime("direct", lab.podman.docker_host, str(lab.podman.socket)), POOL, "files", IMAGE
             ).read(str(path))

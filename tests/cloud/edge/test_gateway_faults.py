@@ -101,7 +101,7 @@ def test_a_conflict_with_nothing_to_see(code: int) -> None:
     async def body(lab: Lab) -> None:
         lab.router.errors["AddPortMapping"] = code
         with pytest.raises(
-            Refusal, match="maps ports only to the host that asks, 127.0.0.1, not to 192.0.2.101"
+            Refusal, match="maps ports only to the requesting host, 127.0.0.1, not to 192.0.2.101"
         ) as found:
             await lab.ensure(manifest(1))
         assert found.value.reason == "PortConflict"
@@ -223,7 +223,7 @@ def test_a_private_address_is_said() -> None:
     [
         (b"HTTP/1.1 302 X\r\nLocation: http://192.0.2.9/d\r\n\r\n", "redirects"),
         (b"HTTP/1.1 200 X\r\n\r\n" + b"x" * (300 << 10), "larger than 256 KiB"),
-        (b"HTTP/1.1 200 X\r\n\r\n<root>", "no good XML"),
+        (b"HTTP/1.1 200 X\r\n\r\n<root>", "not valid XML"),
         (b'HTTP/1.1 200 X\r\n\r\n<!DOCTYPE a [<!ENTITY a "b">]><root/>', "document type"),
         (b"HTTP/1.1 404 X\r\n\r\n", "status 404"),
         (b"", "ends too soon"),

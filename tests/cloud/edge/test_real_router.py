@@ -322,7 +322,7 @@ def test_a_private_wan_address(router: Router) -> None:
     router.set_wan("100.64.0.1")
 
     async def body(lab: EdgeLab) -> None:
-        with pytest.raises(Exception, match="has no WAN address, or does not say it because it is private"):
+        with pytest.raises(Exception, match="has no WAN address, or does not report a private one"):
             await lab.ensure(manifest(1))
         lab.cluster.synced.clear()
         router.set_wan(WAN)

@@ -142,7 +142,7 @@ async def test_results() -> None:
         router.result = 2
         with pytest.raises(GatewayRefusal, match="not authorized"):
             await gateway.add(WEB, 3600)
-        with pytest.raises(GatewayRefusal, match="to the host that asks"):
+        with pytest.raises(GatewayRefusal, match="to the requesting host"):
             await gateway.add(PortMapping("TCP", 80, "192.0.2.7", 30080, "x"), 3600)
 
 
