@@ -105,14 +105,14 @@ class Host(AgentNode):
         return str(self.vips().get(address, {}).get("state", ""))
 
     def pull_cable(self) -> None:
-        """Let the link to the node die without a word: frames are lost on the way."""
+        """Make the link to the node lose all frames, without an event."""
         self.link.switch.ip(f"link set {self.name} down")
 
     def plug_in(self) -> None:
         self.link.switch.ip(f"link set {self.name} up")
 
     def power_off(self) -> None:
-        """Let the node die without a word: the link, then every process."""
+        """Kill the node without a shutdown: the link, then every process."""
         self.pull_cable()
         self.proxy.close()
         for pid in self.node.pids():

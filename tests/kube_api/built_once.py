@@ -23,7 +23,7 @@ class BuiltOnce(Generic[T]):
         self.failed: Exception | None = None
 
     def begin(self, session: pytest.Session) -> None:
-        """Build what is missing if a test wants it: minutes without a word look like a test that hangs."""
+        """Build what is missing if a test needs it, with a message: minutes without one look like a test that hangs."""
         wanted = any(self.fixture in getattr(item, "fixturenames", ()) for item in session.items)
         if not wanted or session.config.option.collectonly:
             return

@@ -1,4 +1,4 @@
-"""A TCP proxy before the API server that breaks connections: in the middle of an event, for a while, or without a word."""
+"""A TCP proxy before the API server that breaks connections: in the middle of an event, for a while, or silently."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Proxy:
         self._flows.set()
 
     def half_open(self) -> None:
-        """Pass nothing on of the connections that are open, ever: as a server that vanished without a word. New ones work."""
+        """Forward nothing more of the open connections: as a server that vanished without closing them. New ones work."""
         with self._lock:
             self._deaf |= {each for pair in self._open for each in pair}
 

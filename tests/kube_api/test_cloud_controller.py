@@ -97,7 +97,7 @@ def test_an_address_moves_by_a_wish_alone(cloud: CloudLab) -> None:
     assert "Service default/more has it" in cloud.events("web")["AllocationFailed"]["message"]
     assert cloud.ips("web") == ["10.9.0.1"]
     cloud.patch("web", {"metadata": {"annotations": {"lbagent.io/load-balancer-ips": "10.9.1.2"}}})
-    one.until(lambda: cloud.ips("web") == ["10.9.1.2"], "the address wished for")
+    one.until(lambda: cloud.ips("web") == ["10.9.1.2"], "the requested address")
     assert cloud.service("web")["metadata"]["annotations"]["lbagent.io/allocated-from"] == "b"
 
 

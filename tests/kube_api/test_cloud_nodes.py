@@ -138,7 +138,7 @@ def test_a_wrong_inventory_deletes_nothing(machines: Machines) -> None:
     one = machines.start()
     one.until(lambda: UNINITIALIZED not in machines.taints("n1"), "the taint's end")
     one.configure("machines: []")
-    one.until(lambda: "baremetal.yaml:1: machines: at least one machine is wanted" in one.tail(), "the message")
+    one.until(lambda: "baremetal.yaml:1: machines: at least one machine is needed" in one.tail(), "the message")
     one.configure("machines: [{name: n1, adresses: [172.31.90.11]}]")
     one.until(lambda: "machines[0].adresses: unknown key" in one.tail(), "the message")
     time.sleep(1.5)

@@ -139,7 +139,7 @@ def test_a_flow_whose_backend_is_gone_ends(world: World, fam: Family, hook: str,
 
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 def test_backend_gone_moves_udp(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """Datagrams go to another backend without a word, and stay there."""
+    """Datagrams go to another backend without an ICMP error, and stay there."""
     scene = Scene(world, fam, hook, UDP, local=local)
     scene.only_other()
     world.remove_backend(scene.held)
