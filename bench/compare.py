@@ -23,7 +23,8 @@ from bench import report
 HERE = Path(__file__).resolve().parents[1]
 ALLOWED = 1.03  # a row that is slower needs a reason in docs/benchmarks.md
 Rows = dict[tuple[str, int, int], float]
-RENAMED = {"packet for nobody": "packet of no service"}  # cases of an older checkout (plain words: its name for the row)
+# plain words: names of rows in older checkouts
+RENAMED = {"packet for nobody": "packet of no service"}
 
 
 def measured(checkout: Path, *, quick: bool) -> Rows:

@@ -1,4 +1,4 @@
-"""haproxy.cfg: the seed's directives by default, our keys' where they are given; HAProxy itself accepts it."""
+"""haproxy.cfg: the seed's directives by default, those of lbagent's keys if given; HAProxy itself accepts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lbagent apilb`: what needs no host: show, render, plan --offline, export --offline; and how faults and questions end."""
+"""`lbagent apilb`: commands without a host: show, render, plan --offline, export --offline; errors and confirmations."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ apiLoadBalancers: [{{mode: native, hostConfigPath: {config.parent}/d/x.yaml}}]
 
 
 def test_it_starts_without_what_hosts_need(config: Path) -> None:
-    """Most runs reach no host: asyncssh alone would cost them half a second."""
+    """Most runs connect to no host: the import of asyncssh would cost half a second."""
     code = "import sys; from lbagent.cli.main import run; run(sys.argv[1:]); print(sorted({'docker', 'asyncssh', 'msgspec'} & sys.modules.keys()))"
     command = [sys.executable, "-c", code, "apilb", "plan", "--offline", "-f", str(config)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""`lbagent cloud`: what Services of type LoadBalancer would get, from manifests alone."""
+"""`lbagent cloud`: what Services of type LoadBalancer would get, from manifests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lbagent cloud run`: what is refused before the server is asked, and providers that come as plug-ins."""
+"""`lbagent cloud run`: what is refused before a request to the server, and providers from plug-ins."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """A function that puts a package with entry points on Python's path."""
+    """A function that adds a package with entry points to Python's path."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "their_provider.py").write_text(MODULE)

@@ -1,4 +1,4 @@
-"""Ranges of addresses: what they hold, give out, and refuse."""
+"""Ranges of addresses: their addresses, allocatable ones, and rejected texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets which address: order, pools that fit, wishes, sharing, and what is kept."""
+"""Which Service gets which address: order, matching pools, requests, sharing, and kept addresses."""
 
 from __future__ import annotations
 

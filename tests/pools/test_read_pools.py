@@ -1,4 +1,4 @@
-"""The pools file: what it may say, and one message with line and field for what it may not."""
+"""The pools file: its valid values, and one message with line and field for an invalid one."""
 
 from __future__ import annotations
 

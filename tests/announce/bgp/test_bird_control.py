@@ -1,4 +1,4 @@
-"""The control socket, against a server that answers as told: BIRD's words, broken words, none."""
+"""The control socket, with a server of fixed answers: BIRD's, broken ones, none."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ BFD = b"""1020-bfd1:
 
 @asynccontextmanager
 async def answering(path: Path, *answers: bytes, greeting: bytes = GREETING) -> AsyncIterator[list[bytes]]:
-    """Serve one answer a connection and give what was asked."""
+    """Serve one answer per connection; yield the requests."""
     asked: list[bytes] = []
     waiting = list(answers)
 

@@ -1,4 +1,4 @@
-"""Which peers are this node's, and where passwords come from; the door of the announcer."""
+"""Which peers are this node's, and the source of passwords; the announcer's interface."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_two_spellings_of_one_address_are_two_of_one_name() -> None:
 
 
 class Speaker:
-    """Notes what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.said: list[object] = []

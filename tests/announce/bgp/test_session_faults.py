@@ -1,4 +1,4 @@
-"""Why a session is down: which words which error gets, and which error counts."""
+"""Why a session is down: the sentence of each error, and which error counts."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_a_wrong_asn_of_the_peer_is_said(lab: RouterLab) -> None:
     started(lab)
     lab.announce(VIP4)
     lab.wait_reason("wrong ASN: it has 64999, the pools file has 64513")
-    time.sleep(5)  # the router waits a minute after the error, and hangs up without a reason meanwhile
+    time.sleep(5)  # the router waits a minute after the error, and closes connections without a reason
     assert "wrong ASN" in lab.wait_reason("wrong ASN")
 
 
@@ -143,7 +143,7 @@ def test_a_killed_bird_is_started_again_and_the_router_keeps_the_routes(lab: Rou
 
     wait_for(is_back, "another session", 60)
     assert lab.bird_pid() not in (0, pid)
-    deadline = time.monotonic() + 8  # the end of the recovery takes nothing away either
+    deadline = time.monotonic() + 8  # the end of the recovery removes no route either
     while time.monotonic() < deadline:
         assert lab.routes().keys() == {VIP4, VIP6}
         time.sleep(0.1)
@@ -174,13 +174,13 @@ def test_a_killed_agent_is_not_noticed(lab: RouterLab) -> None:
     lab.announce(VIP4, VIP6)
     lab.wait_routes(VIP4, VIP6)
     since, pid = lab.session_since(), lab.bird_pid()
-    assert os.getsid(pid) == pid  # a signal to the agent's terminal or group is not for it
+    assert os.getsid(pid) == pid  # a signal to the agent's terminal or group does not end it
     for _ in range(2):
         lab.kill_speaker()
         time.sleep(3)
         assert lab.routes().keys() == {VIP4, VIP6}
         lab.start_speaker()
-        time.sleep(2)  # it knows no routes yet, and changes nothing
+        time.sleep(2)  # it has no routes yet, and changes nothing
         assert lab.routes().keys() == {VIP4, VIP6}
         lab.announce(VIP4, VIP6)
         assert lab.peer()["state"] == "established"
@@ -218,7 +218,7 @@ def test_a_configuration_that_bird_refuses_changes_nothing(lab: RouterLab) -> No
     changed_at = (lab.state / "bird").stat().st_mtime_ns
     time.sleep(5)
     assert lab.speaker_log().count("bgp problem") == 1
-    assert (lab.state / "bird").stat().st_mtime_ns == changed_at  # nothing was written to be refused again
+    assert (lab.state / "bird").stat().st_mtime_ns == changed_at  # no second write that would be refused again
     assert lab.tell("settings", communities=[[7000, 1]]) == []
     wait_for(lambda: "(7000,1)" in lab.ask_router("show", "route", "all"), "the other community")
 

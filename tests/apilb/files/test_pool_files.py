@@ -1,4 +1,4 @@
-"""Pool files: inheritance, defaults, and every fault at once with its file, line and field."""
+"""Pool files: inheritance, defaults, and all errors at once with file, line and field."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ DEFAULTS = {
         pytest.param("apiLoadBalancers:\n-", {}, id="an entry that is null"),
         pytest.param("image: a:1\napiLoadBalancers: [{}]", {"image": "a:1"}, id="image of the pool"),
         pytest.param("image: a:1\napiLoadBalancers: [{image: b:2}]", {"image": "b:2"}, id="the instance wins"),
-        pytest.param("image: a:1\napiLoadBalancers: [{image: ''}]", {"image": "a:1"}, id="an empty text is not said"),
+        pytest.param("image: a:1\napiLoadBalancers: [{image: ''}]", {"image": "a:1"}, id="an empty text is not given"),
         pytest.param("apiLoadBalancers: [{servers: [a, 'b:1']}]", {"servers": ("a", "b:1")}, id="servers are replaced"),
-        pytest.param("apiLoadBalancers: [{servers: []}]", {}, id="an empty list is not said"),
+        pytest.param("apiLoadBalancers: [{servers: []}]", {}, id="an empty list is not given"),
         pytest.param("name: n\nhostConfigPath: /a/b\napiLoadBalancers: [{}]", {"name": "n", "host_config_path": "/a/b"}, id="pool"),
         pytest.param("apiLoadBalancers: [{bindAddress: ':7443'}]", {"bind_address": ":7443"}, id="bind without address"),
         pytest.param(
@@ -90,7 +90,7 @@ DEFAULTS = {
             id="ssh, field by field",
         ),
         pytest.param("ssh: {address: a}\napiLoadBalancers: [{host: {direct: {}}}]", {}, id="direct, said"),
-        pytest.param("apiLoadBalancers: [{host: {}}]", {}, id="a host that says nothing"),
+        pytest.param("apiLoadBalancers: [{host: {}}]", {}, id="an empty host"),
         pytest.param(
             "apiLoadBalancers: [{host: {ssh: {address: 'fd00::1', connectionTimeout: 5, insecureIgnoreHostKey: true}}}]",
             {"ssh": SshAccess(address="fd00::1", connection_timeout=5, insecure_ignore_host_key=True)},
@@ -103,7 +103,7 @@ def test_an_instance_is_what_it_and_its_pool_say(text: str, expected: dict[str, 
 
 
 def test_the_seeds_own_files_are_accepted() -> None:
-    """Its integration test has keys that it does not know itself."""
+    """Its integration test has keys that it does not support itself."""
     key = KEY.replace("\n", "\n    ").rstrip()
     text = f"""\
 servers:

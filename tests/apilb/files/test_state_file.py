@@ -1,4 +1,4 @@
-"""The state file: what is written is read back, the seed's is converted, and a damaged one is refused with one sentence."""
+"""The state file: a written one is read back, the seed's is converted, and a damaged one is rejected with one sentence."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_the_state_file_beats_the_state_in_the_other_files(tmp_path: Path) -> No
     assert [each.name for each in found.deployed.recorded] == ["new"]
     assert [str(each) for each in found.warnings] == [f"{config}:5: state: ignored: {state} exists and overrides it"]
     config.write_text(POOL + "apiLoadBalancers: []\n")
-    found = read_pool_files([str(config), str(state)], state_path=str(state))  # as the seed's users do
+    found = read_pool_files([str(config), str(state)], state_path=str(state))  # as users of the seed do
     assert [each.name for each in found.deployed.recorded] == ["new"]
     assert found.warnings == ()
     state.write_text("")
@@ -190,7 +190,7 @@ def test_the_state_file_beats_the_state_in_the_other_files(tmp_path: Path) -> No
 
 
 def test_log_in_of_a_host_that_only_the_state_knows() -> None:
-    """No secret is in a state; without the pool's nothing could be removed over ssh."""
+    """A state has no secrets; without those of the pool nothing could be removed over ssh."""
     state = state_text(Deployed(recorded=(recorded("a", ssh=SshAccess(address="h", user="u")),)), one_pool=True)
     (found,) = read(POOL + "ssh: {user: v, password: hunter2}\napiLoadBalancers: []\n" + state).deployed.recorded
     assert found.ssh == SshAccess(address="h", user="v", password=Secret("hunter2"))

@@ -1,4 +1,4 @@
-"""What answers at a runtime's socket, and what it may say: Docker's own errors, none of a runtime, silence."""
+"""Answers at a runtime's socket: Docker's own errors, those of other servers, none."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_versions(socket: Path) -> None:
     assert asked[2] == "GET /v1.44/containers/lb/json"
 
 
-@pytest.mark.root  # any other user places files by a container
+@pytest.mark.root  # any other user writes files by a container
 async def test_podman_is_not_asked_for_its_version(socket: Path) -> None:
     podman = {"GET /version": (200, VERSION), "GET /_ping": (200, b"OK")}
     with fake_docker(socket, podman, Api_Version="1.41", Libpod_Api_Version="4.3.1") as asked:
@@ -113,7 +113,7 @@ async def test_only_unix_sockets(socket: Path) -> None:
     assert "only a unix socket is possible" in str(found)
 
 
-@pytest.mark.root  # any other user places files by a container
+@pytest.mark.root  # any other user writes files by a container
 @pytest.mark.parametrize(
     ("status", "message"),
     [
@@ -182,7 +182,7 @@ def test_a_container_is_compared_with_what_it_is_to_be() -> None:
         {"NetworkMode": "bridge"},
         {"RestartPolicy": {"Name": "always"}},
         {"RW": True},
-        {"Source": "/etc/haproxy/haproxy.cfg"},  # the seed's: the file alone
+        {"Source": "/etc/haproxy/haproxy.cfg"},  # the seed's: only the file
         {"Type": "volume"},
         {"Mounts": []},
         {"Mounts": None},

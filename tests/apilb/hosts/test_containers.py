@@ -1,4 +1,4 @@
-"""Containers of HAProxy on a host with a real podman: made, found again, reloaded, mended, removed; what is not ours stays."""
+"""Containers of HAProxy on a host with a real podman: created, found again, reloaded, repaired, removed; others stay."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_a_missing_image_is_never_pulled_unasked(lab: HostLab) -> None:
 
 
 class Load:
-    """Connections, one after the other in several threads, each with a request; failures are kept."""
+    """Connections in sequence in several threads, each with a request; failures are recorded."""
 
     def __init__(self, lab: HostLab, instance: Instance, threads: int = 3) -> None:
         self.answers: list[str] = []
@@ -150,7 +150,7 @@ def _wait_more(load: Load, count: int) -> None:
 async def test_a_removed_server_gets_no_connection_after_the_step(
     lab: HostLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(container_step, "UP_S", 0.2)  # it is the new worker that is waited for, not the time
+    monkeypatch.setattr(container_step, "UP_S", 0.2)  # the step waits for the new worker, not for a time
     wanted = lab.instance(servers=("127.0.0.1:10001", "127.0.0.1:10002"))
     with lab.servers(10001, 10002):
         recorded = await lab.do(Action.CREATE, wanted)
@@ -161,7 +161,7 @@ async def test_a_removed_server_gets_no_connection_after_the_step(
 
 
 async def test_a_reload_that_haproxy_drops_is_said_again(lab: HostLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HAProxy drops the signal in its first moments: 40 of 40 that came right behind "Loading success"."""
+    """HAProxy drops the signal at its start: 40 of 40 signals right after "Loading success"."""
     real, signals = ContainerRuntime.reload, []
 
     async def first_is_lost(self: ContainerRuntime, container_id: str, name: str) -> None:
@@ -260,7 +260,7 @@ async def test_drift_is_found_and_mended(lab: HostLab) -> None:
 
 
 async def test_a_folder_that_was_deleted_is_made_again_and_its_container_with_it(lab: HostLab) -> None:
-    """The mount of a running container stays that of the deleted folder."""
+    """The mount of a running container is still the deleted folder."""
     wanted = lab.instance()
     folder = path_of(wanted).parent
     with lab.servers(10001):
@@ -276,7 +276,7 @@ async def test_a_folder_that_was_deleted_is_made_again_and_its_container_with_it
         assert (await look(again)).container_id == again.container_id
         assert (await lab.do(Action.UPDATE, wanted, again)).container_id == again.container_id
 
-        # deleted, and put back from a copy: the file is as wanted, and the container does not see it
+        # deleted, and restored from a copy: the file is right, and the container does not see it
         shutil.copytree(folder, copy := folder.with_name("copy"))
         shutil.rmtree(folder)
         copy.rename(folder)
@@ -288,7 +288,7 @@ async def test_a_folder_that_was_deleted_is_made_again_and_its_container_with_it
 
 
 async def test_a_step_that_was_cut_off_is_ended_by_the_next(lab: HostLab) -> None:
-    """The process was killed after the container was made, before the state was written."""
+    """The process was killed after the creation of the container, before the write of the state."""
     wanted = lab.instance()
     lost = await lab.do(Action.CREATE, wanted)
     again = await lab.do(Action.CREATE, wanted, None)
@@ -333,7 +333,7 @@ async def test_a_removed_one_leaves_neither_container_nor_file(lab: HostLab) -> 
     assert wanted.name not in lab.names()
     assert os.listdir(path_of(wanted).parent) == ["beside.cfg"]
     assert (await look(beside)).status == "running"
-    assert await lab.do(Action.REMOVE, None, recorded) is None  # again: it is gone
+    assert await lab.do(Action.REMOVE, None, recorded) is None  # again: it does not exist any more
 
 
 async def test_a_hook_gets_its_words_as_they_are(lab: HostLab) -> None:

@@ -78,7 +78,7 @@ async def test_dockerds_refusals(lab: HostLab, dockerd: Dockerd) -> None:
     with pytest.raises(Refused, match=f"{taken.name} exists and is not lbagent's"):
         await lab.do(Action.CREATE, taken)
     runtime = ContainerRuntime("direct", dockerd.docker_host, str(dockerd.socket))
-    with pytest.raises(Refused, match=f"{taken.name} exists"):  # taken since it was looked at: 409
+    with pytest.raises(Refused, match=f"{taken.name} exists"):  # in use since the check: 409
         await runtime.create(ContainerSpec(pool="p", name=taken.name, image=IMAGE, host_config_path="/etc/hostname"))
     await runtime.close()
     missing = instance(lab, dockerd, image="nothing:1")

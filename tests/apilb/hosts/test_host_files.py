@@ -1,4 +1,4 @@
-"""Files of a host, in each of the three ways they are written: here, by sftp, by the container runtime. A file is there whole or as it was."""
+"""Files of a host, written in each of the three ways: here, by sftp, by the container runtime. A write is atomic."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UID = 65534
 
 @contextlib.asynccontextmanager
 async def files_of(lab: HostLab, way: str) -> AsyncIterator[HostFiles]:
-    """Give the files of the host in one way."""
+    """Yield the files of the host, by one way."""
     if way == "here":
         yield LocalFiles()
     elif way == "sftp":
@@ -108,7 +108,7 @@ async def test_a_full_disk_leaves_the_file_as_it_was(lab: HostLab, folder: Path,
 
 @contextlib.contextmanager
 def tmpfs(lab: HostLab, folder: Path, way: str) -> Iterator[Path]:
-    """Give a small disk where the host has it (sshd has mounts of its own), by a path that is ours."""
+    """Yield a small disk in the host's mount namespace (sshd has its own), by a local path."""
     enter: list[str] = []
     if way == "sftp":
         process = lab.sshd.process

@@ -1,4 +1,4 @@
-"""Which servers HAProxy takes for up, by its own words."""
+"""Which servers are up for HAProxy, by its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts reached by ssh: each way to log in, host keys, the retry window, a server that hangs; the judge is Debian's sshd."""
+"""Hosts by ssh: each kind of login, host keys, the retry window, a hanging server; with Debian's sshd."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEY_ALONE = {"password": None}
 
 
 async def who(lab: HostLab, ssh: SshAccess) -> str:
-    """Log in and return whom the host takes us for."""
+    """Log in and return the user name on the host."""
     with lab.space.entered():
         async with connected(ssh) as host:
             code, said = await host.run(["sh", "-c", 'echo "$0 $1"', "a b", "$HOME"], 10)
@@ -145,7 +145,7 @@ async def test_a_changed_host_key_is_refused(lab: HostLab, tmp_path: Path) -> No
 async def test_known_hosts_is_read_as_ssh_reads_it(lab: HostLab, tmp_path: Path) -> None:
     file = tmp_path / "known"
     ssh = lab.access(host_key="", known_hosts_file=str(file))
-    file.write_text(f"127.0.0.1 {lab.sshd.host_key('rsa')}\n")  # only the other key is known
+    file.write_text(f"127.0.0.1 {lab.sshd.host_key('rsa')}\n")  # only the other key is trusted
     await who(lab, ssh)
     file.write_text(f"127.0.0.1 {lab.sshd.host_key()}\n")
     run("ssh-keygen", "-q", "-H", "-f", str(file))

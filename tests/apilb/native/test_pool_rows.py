@@ -1,4 +1,4 @@
-"""What the API and the metrics show of native pools: never more than the maps hold."""
+"""Native pools in the API and the metrics: never more than the maps have."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ host = test_native_source.host  # the fixture
 
 @contextlib.asynccontextmanager
 async def following(source: NativeSource) -> AsyncIterator[tuple[NativePools, asyncio.Event]]:
-    """Follow maps that hold the first report; what is written ends only while the event is set."""
+    """Follow maps with the first report; writes end only while the event is set."""
     writes_end = asyncio.Event()
 
     async def settled() -> None:
@@ -42,7 +42,7 @@ async def following(source: NativeSource) -> AsyncIterator[tuple[NativePools, as
 
 
 async def up(native: NativePools) -> dict[str, bool]:
-    """Return which servers the API shows as up; the metrics show the same."""
+    """Return the servers that are up in the API; the metrics have the same."""
     servers = [server for row in await pool_rows.rows(native) for server in row.servers]
     shown = {server.address: server.up for server in servers}
     sample = pool_rows.sample(native)
@@ -91,7 +91,7 @@ async def test_pools_and_taken_binds_are_shown_once_the_maps_hold_them(host: Hos
 
 
 async def test_before_the_maps_hold_anything_the_first_report_is_shown(host: Host) -> None:
-    """A later agent starts while the maps serve what an earlier one wrote."""
+    """A later agent starts while the maps have the entries of an earlier one."""
     host.write("lb", str(A))
     async with host.source() as source:
         reset = ConnectionReset(SimpleNamespace(), source.pools_with_addresses, State)

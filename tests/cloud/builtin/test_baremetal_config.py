@@ -1,4 +1,4 @@
-"""What an inventory may say, and how Nodes are found in it."""
+"""The values of an inventory, and how Nodes are found in it."""
 
 from __future__ import annotations
 

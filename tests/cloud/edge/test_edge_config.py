@@ -1,4 +1,4 @@
-"""The configuration of provider edge: what it means, and one message for what is wrong."""
+"""The configuration of provider edge: its meaning, and one message for an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Node gets: labels, addresses, taints."""
+"""The patches of a Node: labels, addresses, taints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said over UPnP: searches, descriptions, actions."""
+"""Texts of UPnP: searches, descriptions, actions."""
 
 from __future__ import annotations
 
