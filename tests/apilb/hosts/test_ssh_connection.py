@@ -90,7 +90,7 @@ async def test_keys_that_are_none(lab: HostLab, tmp_path: Path) -> None:
         assert "s3cret" not in str(caught.value)
     locked = tmp_path / "locked"
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "pass phrase", "-f", str(locked))
-    with pytest.raises(ConfigError, match="no private key in PEM without a passphrase"):
+    with pytest.raises(ConfigError, match="not a private key in PEM without a passphrase"):
         await who(lab, lab.access(private_key_file=str(locked)))
 
 
