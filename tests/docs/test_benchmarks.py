@@ -1,4 +1,4 @@
-"""The benchmarks' rows: documents, results and the comparison with an older checkout call them the same."""
+"""The benchmarks' rows: documents, results and the comparison with an older checkout use the same names."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def attempt(items: Sequence[pytest.Item], limits: Callable[[str], float], patien
     SIGALRM when it waits for something that does not come.
 
     After `patience_s` seconds of processor time (0: never) no further test is begun: as if all of them passed.
-    A test that loads programs with settings of its own says nothing where the verifier refuses them: other mutants in the build may be why.
+    A test that loads programs with its own settings gives no result if the verifier refuses them: other mutants in the build may be the reason.
     """
     refused = ""
     for index, item in enumerate(items):
@@ -152,7 +152,7 @@ def attempt(items: Sequence[pytest.Item], limits: Callable[[str], float], patien
 
 
 def _run(item: pytest.Item, following: pytest.Item | None) -> str | None:
-    """Run one test; return what it said when it failed."""
+    """Run one test; return its message if it failed."""
     item.session._setupstate  # noqa: B018 - fails early if pytest renames it
     if hasattr(item, "_initrequest"):
         item._initrequest()

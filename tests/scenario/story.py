@@ -79,7 +79,7 @@ def flags(words: list[str]) -> Flags:
 
 
 class Agent:
-    """What the agent does with objects, without a kernel: files -> resolve -> ids -> plan -> maps."""
+    """The agent's processing of objects, without a kernel: files -> resolve -> ids -> plan -> maps."""
 
     def __init__(self, folder: Path, given: Flags) -> None:
         self.folder, self.given = folder, given
