@@ -18,7 +18,7 @@ SLACK_S, SLACK_FACTOR = (
     20,
 )  # seconds of processor time: a test may take so much longer with a mutant, and load programs
 CHEAP_S = 0.6  # a module whose slowest test takes longer has programs of its own to load
-BUSY = 20  # so much longer all may take by the wall clock: other processes want the processors too
+BUSY = 20  # factor for the wall clock: other processes use the processors too
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Surveys:
         """Return the tests that come there (None: all), those that killed other mutants of the file first.
 
         Then the modules whose fixtures cost little: one test of each function, the fastest first, then a second of each, as cases of one
-        function mostly see the same mutants. The other modules one by one: fixtures are made anew when a test of another module comes between.
+        function mostly see the same mutants. The other modules one by one: fixtures are created again when a test of another module comes between.
         """
         names = [
             name

@@ -26,7 +26,7 @@ HOUR_S = 3600
 
 @pytest.fixture(scope="module")
 def loaded_timed_world() -> Iterator[TimedWorld]:
-    """Load programs that go by a clock of ours."""
+    """Load programs with a controlled clock."""
     with open_timed_world() as timed:
         yield timed
 

@@ -153,10 +153,10 @@ class Story:
             assert self.agent is not None, f"line {block.line}: there is no agent"
             if first == "set-state":
                 self.agent.set_state(*rest)
-                assert not any(block.text), f"line {block.line}: set-state says nothing; sync does"
+                assert not any(block.text), f"line {block.line}: set-state has no text; sync has"
             elif first == "restart":
                 self.agent.restart()
-                assert not any(block.text), f"line {block.line}: restart says nothing; sync does"
+                assert not any(block.text), f"line {block.line}: restart has no text; sync has"
             elif first == "sync":
                 self.sync(block, flags(rest))
             else:
