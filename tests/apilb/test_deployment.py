@@ -327,7 +327,7 @@ def test_a_file_of_another_is_not_touched(files: Files) -> None:
     for verb in (("plan",), ("apply", "--yes")):
         done = files(*verb)
         assert (done.code, done.out) == (4, "")
-        assert f"{path} on direct is there and was not written by lbagent" in done.err
+        assert f"{path} on direct exists and was not written by lbagent" in done.err
     assert path.read_text() == "global\n"
     assert one.name not in files.lab.names()
 

@@ -129,7 +129,7 @@ def test_a_file_of_another_is_refused(wanted: Instance) -> None:
     assert steps == []
     assert isinstance(error, Refused)
     assert str(error).startswith(
-        f"{wanted.host_config_path} on direct is there and was not written by lbagent; it stays"
+        f"{wanted.host_config_path} on direct exists and was not written by lbagent; it is not changed"
     )
 
 

@@ -89,7 +89,7 @@ async def test_a_socket_that_stays_silent_is_given_up(socket: Path, monkeypatch:
 
 async def test_versions(socket: Path) -> None:
     with fake_docker(socket, {"GET /version": (200, {"ApiVersion": "1.24"})}):
-        assert "speaks version 1.24 of Docker's API; 1.38 is needed" in await error_of(instance(socket))
+        assert "has version 1.24 of Docker's API; 1.38 is needed" in await error_of(instance(socket))
     newer = {"ApiVersion": "1.52", "MinAPIVersion": "1.44"}
     with fake_docker(socket.with_name("b"), {"GET /version": (200, newer)}) as asked:
         await seen(instance(socket.with_name("b")))
@@ -104,7 +104,7 @@ async def test_podman_is_not_asked_for_its_version(socket: Path) -> None:
     assert asked == ["GET /_ping", "GET /v1.38/containers/lb/json"]
     old = podman | {"GET /version": (200, {"ApiVersion": "1.24"})}
     with fake_docker(socket.with_name("b"), old, Api_Version="1.24", Libpod_Api_Version="1.0"):
-        assert "speaks version 1.24 of Docker's API" in await error_of(instance(socket.with_name("b")))
+        assert "has version 1.24 of Docker's API" in await error_of(instance(socket.with_name("b")))
 
 
 async def test_only_unix_sockets(socket: Path) -> None:
@@ -144,7 +144,7 @@ async def test_what_a_runtime_says_is_passed_on_in_one_line(socket: Path) -> Non
     answers = {"GET /version": (200, VERSION), "GET /containers/lb/json": (500, {"message": "database\nis locked"})}
     with fake_docker(socket, answers):
         found = await seen(instance(socket))
-    assert str(found) == f"direct: lb: unix://{socket} says 500: database is locked"
+    assert str(found) == f"direct: lb: unix://{socket} returned 500: database is locked"
 
 
 async def test_a_name_is_not_the_begin_of_an_id(socket: Path) -> None:

@@ -86,7 +86,7 @@ async def test_a_taken_name_is_refused_and_nothing_is_changed(lab: HostLab) -> N
 
 async def test_a_missing_image_is_never_pulled_unasked(lab: HostLab) -> None:
     wanted = lab.instance(image="localhost/nothing:1")
-    with pytest.raises(NotFound, match=r"localhost/nothing:1 is not there and is not pulled unasked.*--pull"):
+    with pytest.raises(NotFound, match=r"localhost/nothing:1 is missing, and is pulled only on request.*--pull"):
         await lab.do(Action.CREATE, wanted)
     assert not path_of(wanted).exists()
     with pytest.raises(LbError, match="localhost/nothing:1"):  # no registry is there to answer
@@ -185,7 +185,7 @@ async def test_a_file_that_haproxy_does_not_take_changes_nothing(lab: HostLab) -
         recorded = await lab.do(Action.CREATE, wanted)
         bad = replace(wanted, servers=("no-such-host.invalid:6443",))
         with pytest.raises(
-            LbError, match=r"HAProxy does not take the new .*no-such-host.invalid.*the old one serves on"
+            LbError, match=r"HAProxy rejects the new .*no-such-host.invalid.*the old one stays in force"
         ):
             await lab.do(Action.UPDATE, bad, recorded)
         assert path_of(wanted).read_text() == wanted_text(wanted)
@@ -220,7 +220,7 @@ async def test_a_new_bind_that_is_taken_leaves_the_old_one(lab: HostLab) -> None
         changed = replace(wanted, bind_address=other.bind_address)
         with (
             listener,
-            pytest.raises(LbError, match=r"does not take the new .*(?i:cannot bind).*its worker serves the old one"),
+            pytest.raises(LbError, match=r"rejects the new .*(?i:cannot bind).*its worker serves the old one"),
         ):
             await lab.do(Action.UPDATE, changed, recorded)
         lab.wait_answer(wanted, "10001")

@@ -85,7 +85,7 @@ async def test_a_folder_for_a_file_and_the_reverse_are_refused(lab: HostLab, fol
     (folder / "file").write_text("the operator's")
     async with files_of(lab, way) as files:
         for work in (files.read(str(folder / "x.cfg")), files.write_draft(str(folder / "x.cfg"), "text", UID)):
-            with pytest.raises(Refused, match=rf"{folder}/x.cfg is a folder, and a file is to be written there"):
+            with pytest.raises(Refused, match=rf"{folder}/x.cfg is a folder, and a file must be written there"):
                 await work
         with pytest.raises(Refused, match=rf"{folder}/file is a file, and a folder is needed there"):
             await files.write_draft(str(folder / "file" / "x.cfg"), "text", UID)

@@ -79,7 +79,7 @@ async def test_without_a_way_to_log_in_nothing_is_tried(lab: HostLab, monkeypatc
 
 async def test_keys_that_are_none(lab: HostLab, tmp_path: Path) -> None:
     for words, text in (
-        ({"private_key": Secret("s3cret rubbish")}, "privateKey is no private key"),
+        ({"private_key": Secret("s3cret rubbish")}, "privateKey is not a private key"),
         ({"private_key_file": str(tmp_path)}, "privateKeyFile .*Is a directory"),
         ({"private_key_file": str(tmp_path / "none")}, "privateKeyFile .*No such file"),
         ({"host_key": "ssh-ed25519 rubbish"}, "hostKey: .*ssh-ed25519 AAAA"),
@@ -135,7 +135,7 @@ async def test_a_changed_host_key_is_refused(lab: HostLab, tmp_path: Path) -> No
     for words in ({"host_key": other}, {"host_key": "", "known_hosts_file": str(file)}):
         file.write_text(f"127.0.0.1 {other}")
         with pytest.raises(
-            Refused, match="not the one that is known .SHA256.*another machine may be answering"
+            Refused, match="not the known one .SHA256.*another machine may be answering"
         ) as caught:
             await who(lab, lab.access(**words))
         shown = lab.sshd.fingerprint("rsa"), lab.sshd.fingerprint("ed25519")

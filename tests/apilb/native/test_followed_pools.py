@@ -90,7 +90,7 @@ def test_a_bad_file_keeps_what_it_said(folder: Path) -> None:
         assert served(pools) == {"lb": ("10.0.0.1:6443",)}
         (message,) = pools.messages()
         assert str(path) in str(message)
-        assert "is served" in str(message)
+        assert "served" in str(message)
         assert pools.trusted
     path.write_text(text(servers=("10.0.0.2",)))
     looked(pools)
