@@ -70,7 +70,7 @@ def test_an_exception_needs_a_reason_and_a_phrase() -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(plain_words, "ROOT", tmp_path)
     monkeypatch.setattr(plain_words, "NOT_YET", ("later",))
-    for name in ("a/b.py", "later/c.h", "a/build/d.py", "a/.git/e.py", "a/f.txt"):
+    for name in ("a/b.py", "later/c.h", "build/d.py", "a/.git/e.py", "a/f.txt"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("# for ever\n")

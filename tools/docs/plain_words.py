@@ -28,10 +28,9 @@ NOT_YET = (  # whose sentences are still to be rewritten: the list only becomes 
 )  # fmt: skip
 SUFFIXES = {".c", ".go", ".h", ".md", ".py", ".service", ".sh", ".toml", ".yaml", ".yml"}
 NAMES = {"Dockerfile", "Makefile", "Vagrantfile", "image"}
-SKIPPED = {  # headers of the kernel; the history; the two files in which the phrases are data
-    "lbagent/bpf/stub", "CHANGELOG.md", "tools/docs/plain_words.py", "tests/docs/test_language.py",
+SKIPPED = {  # results; headers of the kernel; the history; the two files in which the phrases are data
+    "build", "dist", "lbagent/bpf/stub", "CHANGELOG.md", "tools/docs/plain_words.py", "tests/docs/test_language.py",
 }  # fmt: skip
-UNREAD = {"__pycache__", "build", "dist"}  # folders of results; those whose name begins with a dot are not read either
 
 
 class Phrase(NamedTuple):
@@ -97,6 +96,7 @@ PATTERNS = [
 MARK = "plain words:"
 REASON = re.compile(rf"{MARK}[ \t]*(\w+ \w+)")
 BLOCK = re.compile(r"```.*?```", re.DOTALL)
+MIDDLES = {getattr(tokenize, "FSTRING_MIDDLE", -1)}  # since Python 3.12 an f-string has tokens of its own
 FIELD = re.compile(r"\{[^{}]*\}")
 
 
@@ -113,7 +113,7 @@ def files(folder: Path | None = None) -> Iterator[Path]:
     folder = folder or ROOT
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         path = folder / entry.name
-        if entry.name.startswith(".") or entry.name in UNREAD or path.relative_to(ROOT).as_posix() in SKIPPED:
+        if entry.name.startswith((".", "__pycache__")) or path.relative_to(ROOT).as_posix() in SKIPPED:
             continue
         if entry.is_dir(follow_symlinks=False):
             yield from files(path)
@@ -147,9 +147,6 @@ def prose_of_python(text: str) -> str:
             out += [re.sub(r"[^\n]", " ", text[at:begin]), string]
             at = end
     return "".join(out)
-
-
-MIDDLES = {getattr(tokenize, "FSTRING_MIDDLE", -1)}  # since Python 3.12 an f-string has tokens of its own
 
 
 def phrases(text: str) -> Iterator[tuple[int, int, str]]:
