@@ -164,7 +164,7 @@ class Demo:
     def server_dies(self) -> None:
         """SIGKILL of the API server with etcd, changes after the restart."""
         self.show.title("The API server is killed, and restarted")
-        with self.under_load("the API server was away, and after it") as load:
+        with self.under_load("the API server was down, and after it") as load:
             self.show.command("kill -9 kube-apiserver etcd")
             self.plane.kill()
             load.wait_more(2 * MORE)
@@ -178,7 +178,7 @@ class Demo:
     def agent_dies(self) -> None:
         """SIGKILL of the agent, with a change before the restart."""
         self.show.title("The agent is killed and restarted")
-        with self.under_load("the agent was away") as load:
+        with self.under_load("the agent was down") as load:
             self.show.command(f"kill -9 {self.agent.pid}")
             self.agent.kill()
             load.wait_more(MORE)
