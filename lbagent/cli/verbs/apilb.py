@@ -118,7 +118,7 @@ def apilb() -> None:
     """
 
 
-@apilb.command(short_help="The instances of the files, with defaults.")
+@apilb.command(short_help="Show the instances of the files, with defaults.")
 @files_options
 @form_option("table", "wide", "json", "yaml", "name")
 def show(files: PoolFiles, pool: str, state_path: str, form: str) -> None:
@@ -131,7 +131,7 @@ def show(files: PoolFiles, pool: str, state_path: str, form: str) -> None:
     output.show(INSTANCES, rows, Style(form))
 
 
-@apilb.command(short_help="The file of an instance: haproxy.cfg, or what the agent reads.")
+@apilb.command(short_help="Print the file of an instance: haproxy.cfg, or the agent's pool file.")
 @files_options
 @click.option("--instance", "name", default="", metavar="NAME", help="Only this instance (default: all).")
 def render(files: PoolFiles, pool: str, state_path: str, name: str) -> None:
@@ -199,7 +199,7 @@ def destroy(files: PoolFiles, pool: str, state_path: str, yes: bool) -> int:
     return _carry_out(Deployment(files, state_path=state_path, pool=pool, remove=True), yes=yes)
 
 
-@apilb.command(short_help="Print the state that the hosts have.")
+@apilb.command(short_help="Print the state of the hosts.")
 @files_options
 @click.option("--offline", is_flag=True, help="Connect to no host: print the state file's entries.")
 def export(files: PoolFiles, pool: str, state_path: str, offline: bool) -> int:
@@ -218,7 +218,7 @@ def export(files: PoolFiles, pool: str, state_path: str, offline: bool) -> int:
     return deployment.exit_code
 
 
-@apilb.command(short_help="Containers and servers: running, up, down.")
+@apilb.command(short_help="Show containers and servers: running, up, down.")
 @files_options
 @socket_option
 @form_option("table", "json", "yaml", "name")

@@ -134,9 +134,7 @@ async def test_a_changed_host_key_is_refused(lab: HostLab, tmp_path: Path) -> No
     )
     for words in ({"host_key": other}, {"host_key": "", "known_hosts_file": str(file)}):
         file.write_text(f"127.0.0.1 {other}")
-        with pytest.raises(
-            Refused, match="not the known one .SHA256.*another machine may be answering"
-        ) as caught:
+        with pytest.raises(Refused, match="not the known one .SHA256.*another machine may be answering") as caught:
             await who(lab, lab.access(**words))
         shown = lab.sshd.fingerprint("rsa"), lab.sshd.fingerprint("ed25519")
         assert any(each in str(caught.value) for each in shown)
