@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import lbagent
 from lbagent.agent import layer_settings
@@ -43,6 +43,7 @@ from lbagent.textfile.followed_file import FollowedFile
 
 if TYPE_CHECKING:
     from lbagent.apilb.native.pool_rows import NativePools
+    from lbagent.targets.bpf.bpf_plane import BpfDataPlane
 
 log = logging.getLogger(__name__)
 SWITCH_S = 0.0005  # a thread that reads a large file, or copies one, holds up a change for so long at most
@@ -151,7 +152,8 @@ class Agent:
         if announced is not None:
             from lbagent.agent.announcing import build_announcer
 
-            components.announcer, self._pools = build_announcer(components, components.bpf, announced), pools
+            bpf = cast("BpfDataPlane", plane)
+            components.announcer, self._pools = build_announcer(components, bpf, announced), pools
         components.native = build_native(components)
         return components
 
@@ -196,7 +198,7 @@ class Agent:
             group.create_task(components.native.reset.run(lambda: loop.settled(plane)))
             group.create_task(components.native.source.follow_maps(lambda: loop.settled(plane)))
         group.create_task(Reloader(components, self._load, self._reload).run())
-        components.conditions = ConditionMonitor(components, running_checks(has_bpf=components.has_bpf))
+        components.conditions = ConditionMonitor(running_checks(components, self._planes))
         await components.conditions.look()  # `status` is complete from the start
         group.create_task(components.conditions.run())
         group.create_task(keep_watchdog())

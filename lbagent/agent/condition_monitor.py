@@ -1,6 +1,7 @@
 """Runs the checks of a running agent every few seconds, keeps since when each finding holds, and logs when one begins and ends.
 
-The checks are in lbagent/checks/. What they find is a condition: `status`, the metrics and docs/operations.md have its name.
+The checks are in lbagent/checks/ and in the folders of the data planes. A finding is a condition:
+`status`, the metrics and docs/operations.md have its name.
 """
 
 from __future__ import annotations
@@ -9,16 +10,15 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec import Struct
 
 from lbagent.checks.check_runner import CheckRunner
-from lbagent.checks.running_context import RunningAgent, RunningContext
 from lbagent.checks.table import CHECK_FAILED
 from lbagent.errors import LbError
-from lbagent.model.check import Check, Finding, Result, Severity
+from lbagent.model.check import CheckGroup, Finding, Result, Severity
 
 log = logging.getLogger(__name__)
 LOGGED_BY_SOURCES = ("source-untrusted", "objects-refused")  # a source logs its own faults, once
@@ -37,11 +37,11 @@ class StandingCondition(Struct):
 class ConditionMonitor:
     """Runs the checks one after the other; `standing` is what they found last."""
 
-    def __init__(self, agent: RunningAgent, checks: Sequence[Check[Any]]) -> None:
-        self._context = RunningContext(agent)
-        self._runners = [CheckRunner(check) for check in checks]
+    def __init__(self, groups: Iterable[CheckGroup[Any]]) -> None:
+        self._runners = [(CheckRunner(check), context) for checks, context in groups for check in checks]
         self._order = {
-            name: number for number, name in enumerate([*(check.name for check in checks), CHECK_FAILED.name])
+            name: number
+            for number, name in enumerate([*(runner.check.name for runner, _ in self._runners), CHECK_FAILED.name])
         }
         self._standing: dict[tuple[str, str], StandingCondition] = {}
 
@@ -71,15 +71,15 @@ class ConditionMonitor:
     async def look(self) -> None:
         """Run every check once. One that fails is itself a condition, and the others are run."""
         found: dict[tuple[str, str], Finding] = {}
-        for runner in self._runners:
-            for condition in await self._run(runner):
+        for runner, context in self._runners:
+            for condition in await self._run(runner, context):
                 found[condition.name, condition.subject] = condition
         self._begin(found)
         self._end(found)
 
-    async def _run(self, runner: CheckRunner[Any]) -> list[Finding]:
+    async def _run(self, runner: CheckRunner[Any], context: Any) -> list[Finding]:
         try:
-            return await runner.run(self._context)
+            return await runner.run(context)
         except (LbError, OSError) as error:
             name = runner.check.name
             return [CHECK_FAILED.finding(Result(name, {"check": name, "error": error}))]

@@ -258,8 +258,6 @@ class AgentFacade:
         out += [str(message) for message in components.loop.messages]
         out += problems_of_targets(components.loop.runners, components.plane)
         out += components.plane.problems()
-        if components.has_bpf:
-            out += current_texts(components, "reverse-path-strict")
         more = len(components.plane.failing) - MAX_SHOWN_FAILING
         if more > 0:
             out.append(f"{more} more frontends are failing")

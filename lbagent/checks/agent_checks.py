@@ -5,48 +5,47 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lbagent.api.target_rows import problem_of_target
-from lbagent.checks.running_context import RunningContext
+from lbagent.checks.running_agent import RunningAgent
 from lbagent.kernel.private_folder import unwritable
 from lbagent.model.check import Check, Result, Severity
 
 
-def port_not_open(context: RunningContext) -> Iterator[Result]:
+def port_not_open(agent: RunningAgent) -> Iterator[Result]:
     """Report each port that could not be opened: /healthz, the metrics, health check node ports."""
-    servers = context.agent.node_servers
+    servers = agent.node_servers
     for port, why, of_service in servers.problems() if servers else ():
         yield Result(port, {"port": port, "why": why}, severity=Severity.DEGRADED if of_service else None)
 
 
-def target_failed(context: RunningContext) -> Iterator[Result]:
+def target_failed(agent: RunningAgent) -> Iterator[Result]:
     """Report each data plane that does not match the State; single frontends of the maps have their own results."""
-    bpf = context.agent.bpf
-    for runner in context.agent.loop.runners:
-        problem = bpf.error if runner.target is bpf else problem_of_target(runner)
+    for runner in agent.loop.runners:
+        problem = agent.plane.error if runner.target is agent.plane else problem_of_target(runner)
         if problem:
             yield Result(runner.target.name, {"target": runner.target.name, "problem": problem})
 
 
-def setting_not_in_force(context: RunningContext) -> Iterator[Result]:
+def setting_not_in_force(agent: RunningAgent) -> Iterator[Result]:
     """Report each setting that could not be applied."""
-    for subject, problem in context.agent.problems.items():
+    for subject, problem in agent.problems.items():
         yield Result(subject, {"problem": problem})
 
 
-def state_dir_unusable(context: RunningContext) -> Iterator[Result]:
+def state_dir_unusable(agent: RunningAgent) -> Iterator[Result]:
     """Check whether files can be written below the state folder."""
-    folder = context.config.state_dir
+    folder = agent.config.state_dir
     if reason := unwritable(folder):
         yield Result(folder, {"folder": folder, "reason": reason})
 
 
-def copies_not_written(context: RunningContext) -> Iterator[Result]:
+def copies_not_written(agent: RunningAgent) -> Iterator[Result]:
     """Report the folder whose copies of good manifests cannot be updated, and the file of frontend owners."""
     from lbagent.sources.folder.source import FolderSource
 
-    owners = context.agent.owners
+    owners = agent.owners
     if owners and owners.failure:
         yield Result(owners.path, {"problem": owners.failure})
-    for source in context.agent.sources:
+    for source in agent.sources:
         if isinstance(source, FolderSource) and (problem := source.copies_failure()):
             yield Result(source.copies_folder, {"problem": problem})
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lbagent.checks.running_context import RunningContext
+from lbagent.checks.running_agent import RunningAgent
 from lbagent.model.address import format_ip
 from lbagent.model.check import Check, Result
 
 
-def address_conflict(context: RunningContext) -> Iterator[Result]:
+def address_conflict(agent: RunningAgent) -> Iterator[Result]:
     """Report each address that another host has or claims; it ends a minute after that host's last frame."""
-    announcer = context.agent.announcer
+    announcer = agent.announcer
     for conflict in announcer.conflicts() if announcer else ():
         yield Result(format_ip(conflict.address), {"conflict": conflict.text()})
 
 
-def announcing_failed(context: RunningContext) -> Iterator[Result]:
+def announcing_failed(agent: RunningAgent) -> Iterator[Result]:
     """Report what prevents announcements of addresses."""
-    announcer = context.agent.announcer
+    announcer = agent.announcer
     for subject, problem in announcer.faults() if announcer else ():
         yield Result(subject, {"problem": problem})
 

@@ -7,9 +7,8 @@ import time
 from collections.abc import Hashable, Iterable
 from typing import Any, Generic, TypeVar
 
-from lbagent.model.check import Check, Finding, Level, Result
+from lbagent.model.check import MAX_RESULTS, Check, Finding, Level, Result
 
-MAX_RESULTS = 20  # of a check that counts the others
 C = TypeVar("C")
 
 

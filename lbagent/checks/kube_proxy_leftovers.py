@@ -118,8 +118,13 @@ def _chains(command: str, number: int) -> Result:
     return Result(command, text=what, remedy=f"{CLEANUP}; or: {restore} (kubelet makes its own chains again)")
 
 
+def has_ipvs_device() -> bool:
+    """Return whether this network namespace has the device of kube-proxy's mode ipvs."""
+    return IPVS_DEVICE in {name for _, name in socket.if_nameindex()}
+
+
 def _ipvs() -> Iterator[Result]:
-    if IPVS_DEVICE in {name for _, name in socket.if_nameindex()}:
+    if has_ipvs_device():
         yield Result(
             IPVS_DEVICE,
             text=f"the device {IPVS_DEVICE} of kube-proxy's mode ipvs is there: addresses of Services are addresses of this node,"

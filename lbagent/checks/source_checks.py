@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from lbagent.checks.check_runner import MAX_RESULTS
-from lbagent.checks.running_context import RunningContext
-from lbagent.model.check import Check, Result, Severity
+from lbagent.checks.running_agent import RunningAgent
+from lbagent.model.check import MAX_RESULTS, Check, Result, Severity
 
 if TYPE_CHECKING:
     from lbagent.model.message import Message
@@ -15,19 +14,19 @@ if TYPE_CHECKING:
     from lbagent.resolve.ownership import Contest
 
 
-def source_untrusted(context: RunningContext) -> Iterator[Result]:
+def source_untrusted(agent: RunningAgent) -> Iterator[Result]:
     """Report each source whose last list was rejected."""
-    for source in context.agent.sources:
+    for source in agent.sources:
         if source.synced.is_set() and (why := source.distrust):
             yield Result(source.name, {"source": source.name, "why": str(why)}, remedy=source.remedy)
 
 
-def objects_refused(context: RunningContext) -> Iterator[Result]:
+def objects_refused(agent: RunningAgent) -> Iterator[Result]:
     """Report each source with refused objects or fields. Warnings do not count.
 
     A refused whole file is the operator's problem; a field or an object is its author's.
     """
-    for source in context.agent.sources:
+    for source in agent.sources:
         refused = _refused(source) if source.synced.is_set() else []
         if refused:
             whole = [message for message in refused if message.file and not message.subject]
@@ -41,9 +40,9 @@ def _refused(source: Source) -> list[Message]:
     return [message for message in source.problems() if not message.warning and message != cause]
 
 
-def objects_mismatch(context: RunningContext) -> Iterator[Result]:
+def objects_mismatch(agent: RunningAgent) -> Iterator[Result]:
     """Report objects that are valid but do not match each other. Warnings and contests do not count."""
-    loop = context.agent.loop
+    loop = agent.loop
     contested = {contest.message for contest in loop.contests}
     found = [message for message in loop.messages if not message.warning and message not in contested]
     if found:
@@ -54,10 +53,10 @@ def _more(messages: Sequence[Message]) -> str:
     return f", and {len(messages) - 1} more" if len(messages) > 1 else ""
 
 
-def frontend_contested(context: RunningContext) -> Iterator[Result]:
+def frontend_contested(agent: RunningAgent) -> Iterator[Result]:
     """Report each pair of Services of which one has what the other claims."""
     pairs: dict[tuple[str, str], list[Contest]] = {}
-    for contest in context.agent.loop.contests:
+    for contest in agent.loop.contests:
         pairs.setdefault((contest.loser, contest.winner), []).append(contest)
     for (loser, winner), contests in list(pairs.items())[:MAX_RESULTS]:
         more = f", and {len(contests) - 1} more" if len(contests) > 1 else ""

@@ -1,38 +1,22 @@
-"""The table of checks. A new check is a row of the `CHECKS` of its subject.
+"""The table of checks: rows of the data planes, then those that hold for every data plane.
 
-`lbagent doctor` and the agent show findings in this order, and the agent runs checks in it: repairs first, because other findings
-may follow from them.
+A new check is a row of the `CHECKS` of its subject: here where it holds for every data plane, else in the data plane's folder
+(targets/bpf/checks/). `lbagent doctor` and the agent show findings in this order, and the agent runs checks in it.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from lbagent.checks import (
-    agent_checks,
-    announce_checks,
-    balancer_checks,
-    capacity_checks,
-    device_checks,
-    drop_checks,
-    kernel_checks,
-    path_checks,
-    pin_checks,
-    snat_checks,
-    socket_checks,
-    source_checks,
-    xdp_checks,
-)
-from lbagent.checks.offline_context import OfflineContext
-from lbagent.checks.running_context import RunningAgent, RunningContext
-from lbagent.model.check import Check, Finding, Result
+from lbagent.checks import agent_checks, announce_checks, source_checks
+from lbagent.model.check import Check, CheckGroup, Finding, Result
 
-if TYPE_CHECKING:  # mypy compares both with the inputs of doctor's and the agent's checks
-    from lbagent.checks.node_context import NodeContext
-
-    _BOTH: tuple[type[NodeContext], ...] = (OfflineContext, RunningContext)
+if TYPE_CHECKING:
+    from lbagent.checks.offline_node import OfflineNode
+    from lbagent.checks.running_agent import RunningAgent
+    from lbagent.config import Config
+    from lbagent.targets.data_plane import DataPlane
 
 
 def _nothing(_context: object) -> Iterable[Result]:
@@ -45,56 +29,59 @@ CHECK_FAILED: Check[Any] = Check(
     _nothing,  # the agent reports a check that raises
     "the check {check} could not be made: {error}",
 )
+_OF_AGENT: tuple[Check[RunningAgent], ...] = (
+    *announce_checks.CONFLICT_CHECKS,
+    *agent_checks.PORT_CHECKS,
+    *announce_checks.ANNOUNCE_CHECKS,
+    *agent_checks.AGENT_CHECKS,
+    *source_checks.CHECKS,
+)
 
 
 def every_check() -> tuple[Check[Any], ...]:
-    """Return the table. Each call returns its own: a check may store state."""
-    return (
-        *kernel_checks.CHECKS,
-        *pin_checks.CHECKS,
-        *xdp_checks.CHECKS,
-        *device_checks.DEVICE_CHECKS,
-        *device_checks.FORWARDING_CHECKS,
-        *socket_checks.CHECKS,
-        *path_checks.CHECKS,
-        *capacity_checks.CHECKS,
-        *snat_checks.CHECKS,
-        *drop_checks.checks(),
-        *_of_any_data_plane(),
-        *balancer_checks.CHECKS,
-        CHECK_FAILED,
+    """Return the whole table, each name once. Each call returns its own: a check may store state."""
+    from lbagent.targets.renderers import checks_of_data_planes
+
+    rows: dict[str, Check[Any]] = {}
+    for check in (*checks_of_data_planes(), *_OF_AGENT, *_of_node(), CHECK_FAILED):
+        rows.setdefault(check.name, check)
+    return tuple(rows.values())
+
+
+def _of_node() -> tuple[Check[OfflineNode], ...]:
+    from lbagent.checks import balancer_checks, renderer_checks  # for doctor alone
+
+    return (*renderer_checks.CHECKS, *balancer_checks.CHECKS)
+
+
+def running_checks(agent: RunningAgent, planes: Iterable[DataPlane]) -> list[CheckGroup[Any]]:
+    """Return the checks of a running agent: each of them is a condition."""
+    groups = [*(plane.checks() for plane in planes), CheckGroup((*_OF_AGENT, CHECK_FAILED), agent)]
+    return [CheckGroup([check for check in rows if check.when.running], context) for rows, context in groups]
+
+
+def offline_findings(config: Config, *, kubernetes: bool = False) -> list[Finding]:
+    """Run the checks of doctor for the data planes of --renderer, and return their findings, each once, also good ones.
+
+    `kubernetes`: look for leftovers of kube-proxy, too. Raises ConfigError where --renderer names no data plane.
+    """
+    from lbagent.checks.offline_node import OfflineNode
+    from lbagent.targets.renderers import offline_data_planes
+
+    planes = offline_data_planes(config)
+    node = OfflineNode(
+        renderers=[(plane.name, plane.reason) for plane in planes if plane.checks is None],
+        balances=any(plane.balances for plane in planes),
+        kubernetes=kubernetes,
     )
-
-
-def _of_any_data_plane() -> tuple[Check[Any], ...]:
-    """Return the checks that read no part of the BPF data plane."""
-    return (
-        *announce_checks.CONFLICT_CHECKS,
-        *agent_checks.PORT_CHECKS,
-        *announce_checks.ANNOUNCE_CHECKS,
-        *agent_checks.AGENT_CHECKS,
-        *source_checks.CHECKS,
-    )
-
-
-def running_checks(*, has_bpf: bool = True) -> tuple[Check[Any], ...]:
-    """Return the checks of a running agent: each of them is a condition. `has_bpf`: BPF is its data plane."""
-    return tuple(check for check in (every_check() if has_bpf else _of_any_data_plane()) if check.when.running)
-
-
-def offline_findings(context: OfflineContext) -> list[Finding]:
-    """Run the checks of doctor, and return their findings, also good ones."""
-    checks = (check for check in every_check() if check.when.offline)
-    return [check.finding(result) for check in checks for result in check.run(context)]  # type: ignore[union-attr]
+    groups: list[CheckGroup[Any]] = [plane.checks for plane in planes if plane.checks is not None]
+    found = []
+    for rows, context in [*groups, CheckGroup(_of_node(), node)]:
+        found += [each for check in rows if check.when.offline for each in check.findings(context)]
+    return list(dict.fromkeys(found))
 
 
 def current_texts(agent: RunningAgent, *names: str) -> list[str]:
-    """Return the current findings of some checks, one sentence each, in the order of these names."""
-    table = {check.name: check for check in every_check()}
-    context = RunningContext(agent)
-    out = []
-    for check in map(table.__getitem__, names):
-        found = check.run(context)
-        assert not inspect.isawaitable(found)
-        out += [check.finding(result).text for result in found]
-    return out
+    """Return the current findings of some checks of the agent, one sentence each, in the order of these names."""
+    table = {check.name: check for check in _OF_AGENT}
+    return [each.text for name in names for each in table[name].findings(agent)]

@@ -1,7 +1,7 @@
 """Checks of the node and the agent, each with the sentence for a problem and its remedy. Records only.
 
 `lbagent doctor` runs checks before the agent starts; the agent runs them every few seconds and shows their results as conditions.
-A package below lbagent/checks/ may offer checks, so the records are here; the table is checks/table.py.
+A data plane offers checks of its own, so the records are here; the table of all is lbagent/checks/table.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from msgspec import Struct
 
 C = TypeVar("C")  # what the check reads
+MAX_RESULTS = 20  # of a check that counts the others
 
 
 class Severity(StrEnum):
@@ -110,3 +111,16 @@ class Check(NamedTuple, Generic[C]):
             result.mended,
             result.exit_code,
         )
+
+    def findings(self, context: C) -> list[Finding]:
+        """Run a check that does not wait, and return its results in words."""
+        found = self.run(context)
+        assert not isinstance(found, Awaitable)
+        return [self.finding(result) for result in found]
+
+
+class CheckGroup(NamedTuple, Generic[C]):
+    """Checks of one owner, and what they read."""
+
+    checks: Sequence[Check[C]]
+    context: C

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
 from lbagent.config import Config
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
+from lbagent.model.check import CheckGroup
 from lbagent.model.family import Family
 from lbagent.model.state import State
 from lbagent.net.snapshot import NodeNetwork
@@ -224,6 +225,9 @@ class DataPlane(ServedState, Protocol):
 
     def problems(self) -> Sequence[str]:
         """Return what is wrong and has no line of its own in the status, one sentence each."""
+
+    def checks(self) -> CheckGroup[Any]:
+        """Return the checks of its own parts, and what they read. Their findings are conditions of the agent."""
 
     def usage(self) -> Mapping[str, Usage]:
         """Return how full each table is."""

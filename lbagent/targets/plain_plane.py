@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, 
 from lbagent.config import Config
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
+from lbagent.model.check import CheckGroup
 from lbagent.model.cooperative import run_cooperatively
 from lbagent.model.family import Family
 from lbagent.model.ids import SERVICE_ID_LIMIT, IdAllocator, IdAssigner
@@ -164,6 +165,10 @@ class PlainPlane:
     def problems(self) -> Sequence[str]:
         """Nothing else can be wrong."""
         return ()
+
+    def checks(self) -> CheckGroup[None]:
+        """There is nothing to check."""
+        return CheckGroup((), None)
 
     def usage(self) -> Mapping[str, Usage]:
         """There are no tables."""

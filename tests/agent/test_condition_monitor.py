@@ -8,9 +8,9 @@ import pytest
 
 from lbagent.agent import condition_monitor as module
 from lbagent.agent.condition_monitor import ConditionMonitor
-from lbagent.checks.table import running_checks
 from lbagent.errors import LbError
-from lbagent.model.check import Check, Finding, Result
+from lbagent.model.check import Check, CheckGroup, Finding, Result
+from tests.checks.looking import conditions
 
 OFF = Finding("forwarding-off", "IPv4", "IPv4 forwarding is off", "sysctl -w net.ipv4.ip_forward=1")
 FULL = Finding("map-nearly-full", "lb4_service", "map lb4_service is nearly full", "raise it")
@@ -46,7 +46,7 @@ def make(*found: Found) -> ConditionMonitor:
         )
 
     broken = [Check("Found", "whether", lambda _, one=one: one.of("Found")) for one in found if one.raises]
-    return ConditionMonitor(None, [*map(filled, running_checks()), *broken])  # type: ignore[arg-type]
+    return ConditionMonitor([CheckGroup([*map(filled, conditions()), *broken], None)])
 
 
 def names(monitor: ConditionMonitor) -> list[tuple[str, str]]:
@@ -110,7 +110,7 @@ async def test_checks_may_wait() -> None:
     async def check(_context: object) -> list[Result]:
         return [result(FULL)]
 
-    monitor = ConditionMonitor(None, [Check("map-nearly-full", "whether", check)])  # type: ignore[arg-type]
+    monitor = ConditionMonitor([CheckGroup([Check("map-nearly-full", "whether", check)], None)])
     await monitor.look()
     assert names(monitor) == [("map-nearly-full", "lb4_service")]
 

@@ -24,24 +24,23 @@ import pytest
 from lbagent.agent.condition_monitor import ConditionMonitor
 from lbagent.bpf.run import sweep
 from lbagent.bpf.run.sweep import Sweeper
-from lbagent.checks import drop_checks, path_checks
-from lbagent.checks.table import running_checks
 from lbagent.errors import LbError, MapFull
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.reasons import Reason
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
-from lbagent.model.check import Check, Finding, Result
+from lbagent.model.check import Check, CheckGroup, Finding, Result
 from lbagent.model.service import SVC, ServiceName
 from lbagent.model.state import State
 from lbagent.net.snapshot import Link
 from lbagent.sync.target_protocol import SnapshotTarget
 from lbagent.targets.bpf.bpf_target import BpfTarget
+from lbagent.targets.bpf.checks import drop_checks, path_checks
 from lbagent.targets.bpf.send_watch import SendWatch
 from tests.agent.conftest import Box, endpoints, service, web
 from tests.agent.test_broken import Patient, detach
-from tests.checks.looking import Look
+from tests.checks.looking import Look, conditions
 from tests.lab import netns
 from tests.lab.netns import run, veth, wait_for
 from tests.net.builders import network as node_network
@@ -72,7 +71,7 @@ def of_check(name: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]
 def test_every_name_has_a_row() -> None:
     """A new one needs its cause, and the cause taken away."""
     rows = [*AGENT_ROWS[0], *AGENT_ROWS[1], *CHECK_ROWS]
-    assert sorted(rows) == sorted(check.name for check in running_checks())
+    assert sorted(rows) == sorted(check.name for check in conditions())
 
 
 # --- in a running agent ---
@@ -377,7 +376,7 @@ async def frames_that_a_device_refuses(monkeypatch: Any) -> Any:
         nonlocal now
         now += 120
 
-    return await ended(Look("frames-not-taken"), Some(network=network), end)
+    return await ended(Look("frames-not-taken"), Some(follower=network), end)
 
 
 @of_check("snat-ports-short")
@@ -388,8 +387,9 @@ async def a_backend_with_too_many_flows(_: Any) -> Any:
     components = Some(
         sweeper=Some(live=live),
         config=Some(snat_port_range=(1, 1000)),
-        network=Some(network=node_network(), path=lambda _: PathInfo()),
-        bpf=Some(state=state, further_addresses=lambda _: []),
+        follower=Some(network=node_network(), path=lambda _: PathInfo()),
+        state=state,
+        further_addresses=lambda _: [],
     )
     return await ended(Look("snat-ports-short"), components, lambda: live.update({1: 5}))
 
@@ -454,7 +454,7 @@ async def a_target_without_room(_: Any) -> Any:
             await other.ready.wait()
             await loop.settled()
 
-        return await ended(Look("target-failed"), Some(loop=loop, bpf=bpf), end)
+        return await ended(Look("target-failed"), Some(loop=loop, plane=bpf), end)
 
 
 @of_check("check-failed")
@@ -466,7 +466,7 @@ async def a_check_that_fails(_: Any) -> Any:
             raise failing.pop()
         return []
 
-    monitor = ConditionMonitor(None, [Check("failing", "whether", check)])  # type: ignore[arg-type]
+    monitor = ConditionMonitor([CheckGroup([Check("failing", "whether", check)], None)])
     out = []
     for _ in range(2):
         await monitor.look()
@@ -484,7 +484,7 @@ def in_a_private_mount_namespace(tmp_path: Path) -> Any:
     script = f"""
         import subprocess
         from types import SimpleNamespace as Some
-        from tests.checks.looking import Look
+        from tests.checks.looking import Look, conditions
         check_mounts = Look("private-mount")
         folder = {str(tmp_path)!r}
         components = Some(config=Some(bpffs=folder), mounted_bpffs=True)

@@ -10,9 +10,10 @@ import click
 import pytest
 
 from lbagent.api.types import TargetStatus
-from lbagent.checks.table import every_check, running_checks
+from lbagent.checks.table import every_check
 from lbagent.cli.main import VERBS, cli
 from lbagent.config import options
+from tests.checks.looking import conditions
 from tests.docs.tables import API_FILE, FILE, TABLES, written
 
 ROOT = FILE.parents[1]
@@ -111,10 +112,10 @@ def test_every_condition_has_a_line() -> None:
     """In the order in which `status` shows them, each with its severity, what is so, why, and what to do."""
     table = TEXT.split("## What is wrong")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `([a-z-]+)` \|(.*)\|$", table, re.MULTILINE)
-    assert [name for name, _ in rows] == [check.name for check in running_checks()]
+    assert [name for name, _ in rows] == [check.name for check in conditions()]
     assert all(len(rest.split(" | ")) == 4 for _, rest in rows)
     severities = {name: rest.split(" | ")[0].strip().partition(";")[0] for name, rest in rows}
-    assert severities == {check.name: check.severity.value for check in running_checks()}
+    assert severities == {check.name: check.severity.value for check in conditions()}
 
 
 def test_every_check_of_doctor_has_a_line() -> None:

@@ -6,12 +6,12 @@ import socket
 
 import pytest
 
-from lbagent.checks.device_checks import unattached_outputs
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.cooperative import run_whole
 from lbagent.model.family import Family
 from lbagent.model.further_sources import FurtherAddress, FurtherSources
 from lbagent.net.paths import LOOPBACK, NO_OUTPUT, RECENT, Hop, PathFinder, PathNeeds, PathSettings, gateways
+from lbagent.targets.bpf.checks.device_checks import unattached_outputs
 from tests.net.builders import ADDRESSES, CNI0, DOWN, ETH0, ROUTES, VLAN, address, backend, ip, network, route
 
 INDEX = {

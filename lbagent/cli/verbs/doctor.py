@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,18 +11,19 @@ from lbagent.api.client import AgentClient
 from lbagent.cli.options import form_option
 from lbagent.cli.output import GAP, document
 from lbagent.cli.setting_options import from_flags, setting_options
-from lbagent.errors import LbError
+from lbagent.errors import LbError, Unsupported
 
 if TYPE_CHECKING:
     from lbagent.model.check import Finding
 
-UNSUPPORTED = 77
+UNSUPPORTED = Unsupported.exit_code
 ANSWER_S = 2.0  # time for the agent's answer; without one its conditions are left out
 
 
 @click.command()
 @form_option("table", "json", "yaml")
 @setting_options(
+    "renderer",
     "device",
     "pod_device",
     "attach",
@@ -49,13 +49,10 @@ def doctor(form: str, *, kubernetes: bool, **flags: Any) -> int:
     Exit code 0: the agent can run; there may be warnings. 1: there is an error. 3: the only error is a --device that does not
     exist. 77: this kernel is too old, or has no bpf(2).
     """
-    from lbagent.bpf.load.loader import MIN_KERNEL
-    from lbagent.checks.offline_context import OfflineContext
     from lbagent.checks.table import offline_findings
-    from lbagent.kernel import features
 
     settings = from_flags(flags)
-    found = offline_findings(OfflineContext(settings, kubernetes=kubernetes))
+    found = offline_findings(settings, kubernetes=kubernetes)
     found += conditions(settings.socket, {(each.name, each.subject) for each in found if each.level != "ok"})
     if form == "table":
         for item in found:
@@ -64,9 +61,8 @@ def doctor(form: str, *, kubernetes: bool, **flags: Any) -> int:
                 click.echo(f"{'':<7}{GAP}-> {item.remedy}")
     else:
         document([{"level": str(item.level), "what": item.text, "advice": item.remedy} for item in found], form)
-    if features.kernel_version() < MIN_KERNEL or features.can_load() == errno.ENOSYS:
-        return UNSUPPORTED
-    return min((item.exit_code for item in found if item.level == "error"), default=0)
+    codes = {item.exit_code for item in found if item.level == "error"}
+    return UNSUPPORTED if UNSUPPORTED in codes else min(codes, default=0)
 
 
 def conditions(socket: str, shown: Collection[tuple[str, str]]) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lbagent.bpf.compiler import artifact, builder
 from lbagent.bpf.compiler.artifact import Artifact
@@ -30,6 +31,7 @@ from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
+from lbagent.model.check import CheckGroup
 from lbagent.model.family import Family
 from lbagent.model.further_sources import NO_FURTHER_SOURCES
 from lbagent.model.state import State
@@ -57,6 +59,9 @@ from lbagent.targets.data_plane import (
     WayOf,
 )
 from lbagent.task_failure import log_failure
+
+if TYPE_CHECKING:
+    from lbagent.targets.bpf.checks.running_context import RunningContext
 
 log = logging.getLogger(__name__)
 FRESH_S = 1.0  # flows counted so lately are not counted again
@@ -332,10 +337,21 @@ class BpfDataPlane:
 
     def problems(self) -> Sequence[str]:
         """Return what is wrong with devices as a whole."""
+        from lbagent.targets.bpf.checks.device_checks import REVERSE_PATH_STRICT
+        from lbagent.targets.bpf.checks.running_context import RunningContext
+
         if self.devices is None:
             return ()
         shown = {*self.devices.chosen.names, *self.devices.chosen.missing}  # among the devices
-        return [text for name, text in self.devices.problems.items() if name not in shown]
+        texts = [text for name, text in self.devices.problems.items() if name not in shown]
+        return texts + [each.text for each in REVERSE_PATH_STRICT.findings(RunningContext(self))]
+
+    def checks(self) -> CheckGroup[RunningContext]:
+        """Return the checks of maps, programs, pins, devices and paths."""
+        from lbagent.targets.bpf.checks.bpf_checks import bpf_checks
+        from lbagent.targets.bpf.checks.running_context import RunningContext
+
+        return CheckGroup(bpf_checks(), RunningContext(self))
 
     def usage(self) -> dict[str, Usage]:
         """Return (entries in use, most entries) of each map that is counted."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lbagent.errors import LbError
 from lbagent.targets.data_plane import Feature
 
 if TYPE_CHECKING:
     from lbagent.config import Config
+    from lbagent.model.check import Check
+    from lbagent.targets.bpf.checks.offline_context import OfflineContext
     from lbagent.targets.data_plane import DataPlane
 
 NAME = "bpf"
@@ -22,6 +24,20 @@ def make(config: Config, settings: str) -> DataPlane:
     from lbagent.targets.bpf.bpf_plane import BpfDataPlane
 
     return BpfDataPlane(config, FEATURES)
+
+
+def checks() -> tuple[Check[Any], ...]:
+    """Return the table of its checks."""
+    from lbagent.targets.bpf.checks.bpf_checks import bpf_checks
+
+    return bpf_checks()
+
+
+def offline_node(config: Config) -> OfflineContext:
+    """Return what they read before the start."""
+    from lbagent.targets.bpf.checks.offline_context import OfflineContext
+
+    return OfflineContext(config)
 
 
 def unavailable() -> str:

@@ -15,8 +15,6 @@ from lbagent.bpf.hooks import XDP, AttachPointKind
 from lbagent.bpf.load.attach import Attachment, wanted_attachments
 from lbagent.bpf.load.devices import Device, default_route_devices, devices, no_such_device
 from lbagent.bpf.load.links import pinned_links
-from lbagent.checks.node_context import MissingDevice, ShortBackend
-from lbagent.checks.snat_ports import short_in_maps
 from lbagent.config import Config
 from lbagent.config.device_names import AUTO, ChosenDevices, DevicesPresent, choose_devices, is_name
 from lbagent.errors import LbError
@@ -29,15 +27,15 @@ from lbagent.model.check import Level
 from lbagent.model.family import Family
 from lbagent.net.netlink import NetworkWatcher
 from lbagent.net.snapshot import NodeNetwork
+from lbagent.targets.bpf.checks.node_context import MissingDevice, ShortBackend
+from lbagent.targets.bpf.checks.snat_ports import short_in_maps
 
 
 class OfflineContext:
     """A node before the start: a NodeContext, and the inputs of doctor alone."""
 
-    def __init__(self, config: Config, *, kubernetes: bool = False) -> None:
-        """`kubernetes`: also find leftovers of kube-proxy."""
+    def __init__(self, config: Config) -> None:
         self.config = config
-        self.kubernetes = kubernetes
 
     @cached_property
     def network(self) -> NodeNetwork | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lbagent.bpf.run.sweep import FULL_REASONS
-from lbagent.checks.running_context import RunningContext
 from lbagent.maps.layout import NEXTHOPS, SERVICE_IDS
 from lbagent.maps.lbmaps import SIZE_OPTION
 from lbagent.maps.reasons import Event, Reason, label
 from lbagent.model.check import Check, Result, Severity
 from lbagent.model.fair_share import guard_of
+from lbagent.targets.bpf.checks.running_context import RunningContext
 from lbagent.targets.bpf.namespace_use import BACKEND_IDS
 
 NEARLY_FULL = 0.9  # of a map's entries
@@ -37,7 +37,7 @@ def map_nearly_full(context: RunningContext) -> Iterator[Result]:
 
 def maps_in_use(context: RunningContext) -> Iterator[Result]:
     """Report each map, with the flow tables, of which 90 % are in use."""
-    for name, (used, size) in sorted(context.agent.usage().items()):
+    for name, (used, size) in sorted(context.plane.usage().items()):
         if size and used >= NEARLY_FULL * size:
             remedy = _FIXED_SIZE[name] if name in _FIXED_SIZE else f"raise {SIZE_OPTION[name]}"
             values = {"map": name, "used": used, "size": size, "share": used / size}
@@ -49,10 +49,10 @@ def ids_in_use(context: RunningContext) -> Iterator[Result]:
 
     From there on a namespace above its fair share gets no more.
     """
-    bpf = context.agent.bpf
-    for name, (used, size) in bpf.id_usage().items():
+    plane = context.plane
+    for name, (used, size) in plane.id_usage().items():
         if used >= guard_of(size):
-            most = ", ".join(f"{each} {number}" for each, number in bpf.largest_namespaces(name).items())
+            most = ", ".join(f"{each} {number}" for each, number in plane.largest_namespaces(name).items())
             text = f"{used} of {size} {name} are in use ({used / size:.0%}), most of them by namespace: {most}"
             remedy = (
                 "raise --max-backends, or limit a namespace with --max-endpoints-per-namespace"
@@ -64,7 +64,7 @@ def ids_in_use(context: RunningContext) -> Iterator[Result]:
 
 def table_overflows(context: RunningContext) -> Iterator[Result]:
     """Report tables that rejected flows in the last minute, by the sweeps' counts: the flow table, the SNAT ports."""
-    sweeper = context.agent.sweeper
+    sweeper = context.plane.sweeper
     for reason in sweeper.full() if sweeper else ():
         problem, option = FULL_REASONS[reason]
         severity = Severity.DEGRADED if reason in _OF_ONE_BACKEND else None
@@ -73,7 +73,7 @@ def table_overflows(context: RunningContext) -> Iterator[Result]:
 
 def sweep_failed(context: RunningContext) -> Iterator[Result]:
     """Return why the flow tables are not swept."""
-    sweeper = context.agent.sweeper
+    sweeper = context.plane.sweeper
     if sweeper and sweeper.failure:
         yield Result("flow tables", {"error": sweeper.failure})
 

@@ -8,9 +8,9 @@ from lbagent.bpf.hooks import TC_INGRESS, XDP_GENERIC, Hook
 from lbagent.bpf.load.devices import MAX_NATIVE_XDP_MTU, Device
 from lbagent.bpf.load.links import linked_program
 from lbagent.bpf.load.xdp_send import refusal
-from lbagent.checks.offline_context import OfflineContext
 from lbagent.kernel import features
 from lbagent.model.check import Check, Level, Result, When
+from lbagent.targets.bpf.checks.offline_context import OfflineContext
 
 # Hooks that every driver has.
 _DRIVER_INDEPENDENT = {

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from lbagent.checks.node_context import sysctl
-from lbagent.checks.offline_context import OfflineContext
 from lbagent.errors import LbError
 from lbagent.kernel import features
 from lbagent.kernel.mounts import first_cgroup, open_cgroup
+from lbagent.kernel.net_sysctl import net_sysctl
 from lbagent.maps.frontend_codec import flags_of, frontend_of, split_service_key
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.model.check import Check, Level, Result, When
 from lbagent.model.flags import ServiceFlags
+from lbagent.targets.bpf.checks.offline_context import OfflineContext
 
 MAX_SHOWN_PORTS = 5
 NODE_PORTS = (30000, 32767)  # kube-apiserver's default --service-node-port-range
@@ -22,7 +22,7 @@ NODE_PORTS = (30000, 32767)  # kube-apiserver's default --service-node-port-rang
 def snat_ports_overlap(context: OfflineContext) -> Iterator[Result]:
     """Compare --snat-ports with other ranges of ports."""
     first, last = context.config.snat_port_range
-    local = sysctl("ipv4/ip_local_port_range").split()
+    local = net_sysctl("ipv4/ip_local_port_range").split()
     ranges = {"the NodePort range": NODE_PORTS}
     if len(local) == 2:
         ranges["the ephemeral range of local sockets (net.ipv4.ip_local_port_range)"] = (int(local[0]), int(local[1]))

@@ -21,8 +21,8 @@ def svc(frontend: str, namespace: str, *backends: str, **more: object) -> SVC:
 
 def test_ids_of_which_80_percent_are_in_use() -> None:
     used = {BACKEND_IDS: (79, 100), SERVICE_IDS: (80, 100)}
-    bpf = Some(id_usage=lambda: used, largest_namespaces=lambda name: {"shop": 70, name: 9})
-    components = Some(bpf=bpf, usage=dict)
+    most = {"id_usage": lambda: used, "largest_namespaces": lambda name: {"shop": 70, name: 9}}
+    components = Some(usage=dict, **most)
     (found,) = check_ids(components)
     assert (found.name, found.subject) == ("map-nearly-full", "service ids")
     assert found.text == "80 of 100 service ids are in use (80%), most of them by namespace: shop 70, service ids 9"

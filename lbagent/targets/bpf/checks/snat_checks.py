@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lbagent.checks.check_runner import MAX_RESULTS
-from lbagent.checks.node_context import NodeContext, ShortBackend
 from lbagent.model.address import format_ip
-from lbagent.model.check import Check, Level, Result, Severity, When
+from lbagent.model.check import MAX_RESULTS, Check, Level, Result, Severity, When
 from lbagent.model.further_sources import MAX_FURTHER
 from lbagent.net.snapshot import NodeNetwork
+from lbagent.targets.bpf.checks.node_context import NodeContext, ShortBackend
 
 
 def snat_ports_short(context: NodeContext) -> Iterator[Result]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from lbagent.checks.node_context import ShortBackend
 from lbagent.maps import backend_codec
 from lbagent.maps.backend_codec import PathRecord
 from lbagent.maps.consistency import live_paths
@@ -18,6 +17,7 @@ from lbagent.model.backend import Backend
 from lbagent.model.family import Family
 from lbagent.model.further_sources import MAX_FURTHER, SHORT_OF_PORTS, further_stride
 from lbagent.model.state import State
+from lbagent.targets.bpf.checks.node_context import ShortBackend
 
 ONE_SOURCE = (b"",)
 

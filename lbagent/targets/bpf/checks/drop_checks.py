@@ -6,9 +6,9 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from lbagent.checks.running_context import RunningContext
 from lbagent.maps.reasons import INTENDED_DROPS, Reason, label
 from lbagent.model.check import Check, Result, Severity
+from lbagent.targets.bpf.checks.running_context import RunningContext
 
 WINDOW_S = 30.0  # a drop counts as growing for this time
 _UNWANTED = [reason for reason in Reason if reason.name.startswith("DROP_") and reason not in INTENDED_DROPS]
@@ -34,7 +34,7 @@ class DropsGrow:
 
     def __call__(self, context: RunningContext) -> Iterator[Result]:
         """Report each kind of unwanted drop that grew."""
-        counts, now = [packets for packets, _ in context.agent.maps.counters(_UNWANTED)], time.monotonic()
+        counts, now = [packets for packets, _ in context.plane.maps.counters(_UNWANTED)], time.monotonic()
         self._seen.append((now, counts))
         while len(self._seen) > 2 and self._seen[1][0] <= now - WINDOW_S:
             self._seen.popleft()

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from lbagent.bpf.load import attach
 from lbagent.bpf.load.generation import pinned_programs
-from lbagent.checks.node_context import NodeContext
-from lbagent.checks.offline_context import OfflineContext
-from lbagent.checks.running_context import RunningAgent, RunningContext
 from lbagent.errors import KernelError, LbError
 from lbagent.kernel.bpffs import is_bpffs, open_pin, pin
 from lbagent.kernel.bpfsys import same_object
 from lbagent.kernel.mounts import PRIVATE_ADVICE
 from lbagent.maps.pins import ensure_pin_dir
 from lbagent.model.check import Check, Level, Result, When
+from lbagent.targets.bpf.checks.node_context import NodeContext
+from lbagent.targets.bpf.checks.offline_context import OfflineContext
+from lbagent.targets.bpf.checks.running_context import PinnedParts, RunningContext
 
 
 def private_mount(context: NodeContext) -> Iterator[Result]:
@@ -38,18 +38,18 @@ def bpffs_missing(context: OfflineContext) -> Iterator[Result]:
 
 async def bpffs_unmounted(context: RunningContext) -> Iterable[Result]:
     """Check whether the pins are still in place, and pin everything again if they are not."""
-    agent = context.agent
-    if agent.devices is None or agent.datapath is None:
+    plane = context.plane
+    if plane.devices is None or plane.datapath is None:
         return ()
-    async with agent.devices.busy:  # a change of programs or sizes moves pins
-        return await asyncio.to_thread(list, _pinned_again(context.pins, agent))
+    async with plane.devices.busy:  # a change of programs or sizes moves pins
+        return await asyncio.to_thread(list, _pinned_again(context.pins, plane))
 
 
-def _pinned_again(root: Path, agent: RunningAgent) -> Iterator[Result]:
-    if not are_away(root, agent):
+def _pinned_again(root: Path, plane: PinnedParts) -> Iterator[Result]:
+    if not are_away(root, plane):
         return
     try:
-        pin_again(root, agent)
+        pin_again(root, plane)
     except (LbError, OSError) as error:
         yield Result(str(root), {"pins": root, "error": error})
     else:
@@ -57,33 +57,30 @@ def _pinned_again(root: Path, agent: RunningAgent) -> Iterator[Result]:
         yield Result(str(root), text=f"{text} links there again", remedy="", mended=True)
 
 
-def are_away(root: Path, agent: RunningAgent) -> bool:
+def are_away(root: Path, plane: PinnedParts) -> bool:
     """Return whether the file system of the pins is no longer at `root`: unmounted, or another one is mounted over it."""
-    if agent.lock is None:
-        return False
     try:
-        return not is_bpffs(root) or root.stat().st_dev != agent.lock.opened.stat().st_dev
+        return not is_bpffs(root) or root.stat().st_dev != plane.lock.opened.stat().st_dev
     except OSError:
         return True
 
 
-def pin_again(root: Path, agent: RunningAgent) -> None:
+def pin_again(root: Path, plane: PinnedParts) -> None:
     """Pin the objects of an unmounted file system in the one at `root`, which is mounted if needed. Raises LbError, OSError.
 
     The unmounted one exists while its folder is locked, with the links that are pinned only there.
     """
-    assert agent.lock is not None
-    assert agent.datapath is not None
-    agent.mounted_bpffs |= ensure_pin_dir(agent.config.bpffs)
-    with agent.lock.moving_to(root):
-        for path, fd in _wanted(root, agent):
+    assert plane.datapath is not None
+    plane.mounted_bpffs |= ensure_pin_dir(plane.config.bpffs)
+    with plane.lock.moving_to(root):
+        for path, fd in _wanted(root, plane):
             path.parent.mkdir(mode=0o700, exist_ok=True)
             _pin_once(fd, path)
         (root / "link").mkdir(mode=0o700, exist_ok=True)
-        links = agent.lock.opened / "link"
+        links = plane.lock.opened / "link"
         for item in sorted(links.iterdir()) if links.is_dir() else ():  # removed as a whole: link_detached creates them
             _take_over_link(item, root / "link" / item.name)
-        (root / "build" / agent.datapath.hooked.key).mkdir(mode=0o700, parents=True, exist_ok=True)
+        (root / "build" / plane.datapath.hooked.key).mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _take_over_link(old: Path, new: Path) -> None:
@@ -103,12 +100,12 @@ def _pin_once(fd: int, path: Path) -> None:
         pin(fd, path)
 
 
-def _wanted(root: Path, agent: RunningAgent) -> Iterator[tuple[Path, int]]:
+def _wanted(root: Path, plane: PinnedParts) -> Iterator[tuple[Path, int]]:
     """Yield the pin of each object, and a descriptor of it."""
-    for name, fd in agent.maps.fds.items():
+    for name, fd in plane.maps.fds.items():
         yield root / name, fd
-    if agent.datapath:
-        generation = agent.datapath.hooked.generation
+    if plane.datapath:
+        generation = plane.datapath.hooked.generation
         for name, fd in generation.maps.items():
             yield root / name, fd
         for name in pinned_programs(generation.programs):
@@ -117,17 +114,17 @@ def _wanted(root: Path, agent: RunningAgent) -> Iterator[tuple[Path, int]]:
 
 async def pin_missing(context: RunningContext) -> Iterable[Result]:
     """Check every pin of the agent, and restore those of objects that it still holds open."""
-    agent = context.agent
-    if agent.devices is None or agent.datapath is None:
+    plane = context.plane
+    if plane.devices is None or plane.datapath is None:
         return ()
-    async with agent.devices.busy:
-        return await asyncio.to_thread(list, _missing_pins(context.pins, agent))
+    async with plane.devices.busy:
+        return await asyncio.to_thread(list, _missing_pins(context.pins, plane))
 
 
-def _missing_pins(root: Path, agent: RunningAgent) -> Iterator[Result]:
-    if are_away(root, agent):
+def _missing_pins(root: Path, plane: PinnedParts) -> Iterator[Result]:
+    if are_away(root, plane):
         return  # bpffs_unmounted tells
-    for path, fd in _wanted(root, agent):
+    for path, fd in _wanted(root, plane):
         what = f"the pin {path} was removed"
         if path.exists():
             if not _holds(path, fd):
@@ -157,10 +154,10 @@ def _holds(path: Path, fd: int) -> bool:
 
 async def link_detached(context: RunningContext) -> Iterable[Result]:
     """Check every link and filter, and attach missing ones again."""
-    keeper, datapath = context.agent.devices, context.agent.datapath
+    keeper, datapath = context.plane.devices, context.plane.datapath
     if keeper is None or datapath is None:
         return ()
-    if are_away(datapath.root, context.agent):
+    if are_away(datapath.root, context.plane):
         return ()  # bpffs_unmounted reports it; a link made now could not be pinned
     async with keeper.busy:  # no change of devices or programs meanwhile
         lost = await asyncio.to_thread(attach.lost, datapath.root, keeper.attached, datapath.hooked.programs)

@@ -74,11 +74,3 @@ class NodeContext(Protocol):
 
     def short_backends(self) -> Iterable[ShortBackend]:
         """Return the remote backends that are short of SNAT ports."""
-
-
-def sysctl(name: str) -> str:
-    """Return a value below /proc/sys/net; '' where there is none (no such family, or the device is gone)."""
-    try:
-        return Path("/proc/sys/net", name).read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

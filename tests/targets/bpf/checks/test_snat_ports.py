@@ -6,15 +6,15 @@ from types import SimpleNamespace as Some
 
 import pytest
 
-from lbagent.checks import snat_ports
-from lbagent.checks.node_context import ShortBackend
-from lbagent.checks.snat_checks import CHECKS, short_of_ports, snat_address_missing
 from lbagent.maps.lbmaps import PathInfo
 from lbagent.model.address import parse_ip
 from lbagent.model.backend import Backend
 from lbagent.model.check import Level
 from lbagent.model.further_sources import FurtherAddress
 from lbagent.targets.bpf.apply import apply
+from lbagent.targets.bpf.checks import snat_ports
+from lbagent.targets.bpf.checks.node_context import ShortBackend
+from lbagent.targets.bpf.checks.snat_checks import CHECKS, short_of_ports, snat_address_missing
 from lbagent.targets.bpf.plan import plan
 from tests.net.builders import ADDRESSES, ETH0, address, network
 from tests.targets.bpf.plans import SMALL, Node

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from lbagent.checks.running_context import RunningContext
 from lbagent.model.address import format_ip
 from lbagent.model.check import Check, Result, Severity
 from lbagent.net.paths import Hop, gateways
 from lbagent.targets.bpf.backends import each_backend
+from lbagent.targets.bpf.checks.running_context import RunningContext
 
 # Time for a neighbour to answer its first request, and for a pod's endpoint to follow its device: two polls of the agent.
 GRACE_S = 2.5
@@ -18,7 +18,7 @@ GRACE_S = 2.5
 def next_hop_unresolved(context: RunningContext) -> Iterable[Hop]:
     """Return the next hops that backends need and that have no neighbour entry with a MAC address, gateways first."""
     network = context.network
-    unresolved = sorted(context.agent.network.finder.hops - network.neighbours.keys())
+    unresolved = sorted(context.plane.follower.finder.hops - network.neighbours.keys())
     behind = frozenset(gateways(network)) if unresolved else frozenset()
     unresolved.sort(key=lambda hop: hop not in behind)
     return unresolved
@@ -38,9 +38,9 @@ def _next_hops(context: RunningContext, hops: Sequence[Hop]) -> Iterator[Result]
 
 def path_unusable(context: RunningContext) -> Iterable[tuple[bytes, str]]:
     """Return the backends to which this node has no usable route, and why."""
-    unusable = context.agent.network.finder.unusable
+    unusable = context.plane.follower.finder.unusable
     # the finder may hold answers for removed backends
-    backends = {b.address.address for b in each_backend(context.agent.bpf.state)} if unusable else set()
+    backends = {b.address.address for b in each_backend(context.plane.state)} if unusable else set()
     return sorted((address, why) for address, why in unusable.items() if address in backends)
 
 
@@ -56,13 +56,13 @@ def _paths(context: RunningContext, found: Sequence[tuple[bytes, str]]) -> Itera
 
 def neighbours_not_kept(context: RunningContext) -> Iterator[Result]:
     """Report more next hops than are kept resolved, and a full neighbour table of the kernel."""
-    for subject, text, remedy in context.agent.network.keeper.problems():
+    for subject, text, remedy in context.plane.follower.keeper.problems():
         yield Result(subject, text=text, remedy=remedy)
 
 
 def frames_not_taken(context: RunningContext) -> Iterator[Result]:
     """Report the devices that rejected a frame of XDP in the last minute."""
-    for name, problem in context.agent.network.frames_not_taken(time.monotonic()).items():
+    for name, problem in context.plane.follower.frames_not_taken(time.monotonic()).items():
         yield Result(name, {"problem": problem})
 
 

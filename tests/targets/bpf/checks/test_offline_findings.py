@@ -11,8 +11,6 @@ from lbagent.bpf.load import attach
 from lbagent.bpf.load.attach import Attachment
 from lbagent.bpf.load.loader import load_generation
 from lbagent.bpf.load.verifier_report import SMALL_SIZES
-from lbagent.checks import kernel_checks, socket_checks
-from lbagent.checks.offline_context import OfflineContext
 from lbagent.checks.table import offline_findings
 from lbagent.config import Config
 from lbagent.kernel import features
@@ -22,6 +20,7 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.check import Level
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import SVC, SVCType
+from lbagent.targets.bpf.checks import kernel_checks, socket_checks
 from tests.bpf.support import config_record, in_child
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
@@ -33,7 +32,7 @@ def settings(snat_ports=(1024, 29999), **words):
 
 
 def texts(question, *levels):
-    found = offline_findings(OfflineContext(question))
+    found = offline_findings(question)
     return [f"{item.text}; {item.remedy}" for item in found if item.level in levels]
 
 

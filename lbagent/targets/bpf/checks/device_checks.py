@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from lbagent.bpf.load.devices import strict_devices
-from lbagent.checks.node_context import NodeContext, sysctl
-from lbagent.checks.offline_context import OfflineContext
-from lbagent.checks.running_context import RunningContext
+from lbagent.kernel.net_sysctl import net_sysctl
 from lbagent.model.check import Check, Level, Result, When
-from lbagent.model.family import Family
 from lbagent.net.snapshot import NodeNetwork
-
-_SWITCH = {Family.IPV4: "ipv4/ip_forward", Family.IPV6: "ipv6/conf/all/forwarding"}
+from lbagent.targets.bpf.checks.node_context import NodeContext
+from lbagent.targets.bpf.checks.offline_context import OfflineContext
+from lbagent.targets.bpf.checks.running_context import RunningContext
+from lbagent.targets.forwarding_checks import FORWARDING_OFF
 
 
 def device_missing(context: NodeContext) -> Iterator[Result]:
@@ -28,7 +28,7 @@ def device_missing(context: NodeContext) -> Iterator[Result]:
 
 def device_not_attached(context: RunningContext) -> Iterator[Result]:
     """Report the devices of --device without programs, and those where replies of remote backends meet no program."""
-    keeper = context.agent.devices
+    keeper = context.plane.devices
     if keeper is None:
         return
     attached = {item.target.name for item in keeper.attached}
@@ -41,7 +41,7 @@ def device_not_attached(context: RunningContext) -> Iterator[Result]:
     if context.config.serves_sockets_alone:
         return
     attached |= {link.name for link in keeper.renamed.values()}
-    for name in unattached_outputs(context.network, context.agent.network.finder.outputs, attached):
+    for name in unattached_outputs(context.network, context.plane.follower.finder.outputs, attached):
         text = f"remote backends are reached through {name}, where no program is attached: their replies are not translated"
         yield Result(f"output {name}", text=text, remedy=f"add --device {name}")
 
@@ -61,25 +61,6 @@ def unattached_outputs(network: NodeNetwork, outputs: Iterable[int], attached: I
     return sorted(out)
 
 
-def forwarding_off(context: NodeContext) -> Iterator[Result]:
-    """Read the switches of each family, and those of each device: without forwarding every FIB look-up fails."""
-    families, devices = context.forwarding_families, sorted(set(context.devices))
-    for family, switch in _SWITCH.items():
-        name = f"IPv{family}"
-        if family not in families:
-            continue
-        if sysctl(switch) == "0":
-            yield Result(name, {"family": name, "key": switch.replace("/", ".")})
-            continue
-        for device in devices:
-            if sysctl(f"ipv{family}/conf/{device}/forwarding") == "0":
-                text = (
-                    f"{name} forwarding is off on device {device}: what comes in there reaches no pod and no other host"
-                )
-                remedy = f"sysctl -w net/ipv{family}/conf/{device}/forwarding=1"
-                yield Result(f"{name} {device}", text=text, remedy=remedy)
-
-
 def reverse_path_strict(context: NodeContext) -> Iterator[Result]:
     """Report the devices with a strict filter whose backends then cannot answer processes of this node.
 
@@ -97,11 +78,20 @@ def reverse_path_strict(context: NodeContext) -> Iterator[Result]:
 
 def reverse_path_strict_everywhere(_context: OfflineContext) -> Iterator[Result]:
     """Read the filter that all devices have."""
-    if sysctl("ipv4/conf/all/rp_filter") == "1":
+    if net_sysctl("ipv4/conf/all/rp_filter") == "1":
         yield Result()
 
 
-DEVICE_CHECKS = (
+REVERSE_PATH_STRICT: Check[NodeContext] = Check(
+    "reverse-path-strict",
+    "strict reverse path filters of devices",
+    reverse_path_strict,
+    "strict reverse path filter on {devices}: processes of this node get no answer from IPv4 Services whose backends are"
+    " behind it",
+    "sysctl -w net.ipv4.conf.DEVICE.rp_filter=2 for each of them, and net.ipv4.conf.default.rp_filter=2 for later ones",
+    when=When.BOTH,
+)
+CHECKS: tuple[Check[Any], ...] = (
     Check(
         "device-missing",
         "whether each `--device` is there",
@@ -117,25 +107,8 @@ DEVICE_CHECKS = (
         "device {device} has no program attached: it takes no traffic",
         "see `lbagent doctor`; the agent retries",
     ),
-)
-FORWARDING_CHECKS = (
-    Check(
-        "forwarding-off",
-        "whether the kernel forwards",
-        forwarding_off,
-        "{family} forwarding is off: no packet reaches a pod or another host",
-        "sysctl -w net.{key}=1",
-        when=When.BOTH,
-    ),
-    Check(
-        "reverse-path-strict",
-        "strict reverse path filters of devices",
-        reverse_path_strict,
-        "strict reverse path filter on {devices}: processes of this node get no answer from IPv4 Services whose backends are"
-        " behind it",
-        "sysctl -w net.ipv4.conf.DEVICE.rp_filter=2 for each of them, and net.ipv4.conf.default.rp_filter=2 for later ones",
-        when=When.BOTH,
-    ),
+    FORWARDING_OFF,
+    REVERSE_PATH_STRICT,
     Check(
         "reverse-path-strict-everywhere",
         "the strict reverse path filter of all devices",

@@ -11,9 +11,10 @@ from pathlib import Path
 from lbagent.bpf.compiler.c_source import ARTIFACT_PATH
 from lbagent.bpf.compiler.compile import bcc_version
 from lbagent.bpf.load.loader import MIN_KERNEL
-from lbagent.checks.offline_context import OfflineContext
+from lbagent.errors import Unsupported
 from lbagent.kernel import features
 from lbagent.model.check import Check, Level, Result, When
+from lbagent.targets.bpf.checks.offline_context import OfflineContext
 
 
 def load_refused(_context: OfflineContext) -> Iterator[Result]:
@@ -27,7 +28,10 @@ def load_refused(_context: OfflineContext) -> Iterator[Result]:
             remedy="run as root (or with CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON)",
         )
     else:
-        yield Result(values={"error": os.strerror(error)})
+        yield Result(
+            values={"error": os.strerror(error)},
+            exit_code=Unsupported.exit_code if error == errno.ENOSYS else 1,
+        )
 
 
 def kernel_too_old(_context: OfflineContext) -> Iterator[Result]:
@@ -37,7 +41,8 @@ def kernel_too_old(_context: OfflineContext) -> Iterator[Result]:
         "machine": platform.machine(),
         "oldest": ".".join(map(str, MIN_KERNEL)),
     }
-    yield Result(values=values, level=Level.OK if features.kernel_version() >= MIN_KERNEL else None)
+    is_good = features.kernel_version() >= MIN_KERNEL
+    yield Result(values=values, level=Level.OK if is_good else None, exit_code=Unsupported.exit_code)
 
 
 def jit_off(_context: OfflineContext) -> Iterator[Result]:
