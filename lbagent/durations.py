@@ -1,4 +1,4 @@
-"""Times as operators write them: `30s`, `1m30s`, `500ms`. Each syntax that lbagent accepts is a row of one table."""
+"""Times as operators write them: `30s`, `1m30s`, `500ms`. Each of the languages that lbagent accepts is a row of one table."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _PART = re.compile(r"([0-9.]+)(ms|s|m|h)", re.ASCII)
 
 
 class DurationSyntax(Enum):
-    """A syntax of times: a pattern, and the message about a text that does not match."""
+    """Which texts are times: a pattern, and what is said about a text that does not match."""
 
     PARTS = (
         r"([0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h))+",
         "{!r} is not a time like 30s, 2m or 500ms",
     )
     ONE_PART = (r"[0-9]{1,9}(ms|s|m|h)", "{!r} is no time like 2s, 300ms or 1h")
-    # As in kube-proxy's flags. Source: Go's time.ParseDuration, without parts of a second; a number alone is seconds.
+    # As kube-proxy's flags take them. Source: Go's time.ParseDuration, without parts of a second; a number alone is seconds.
     WHOLE_SECONDS = (
         r"[0-9]+|(?=.)([0-9]{1,6}h)?([0-9]{1,9}m)?([0-9]{1,9}s)?",
         "{!r} is not a whole number of seconds, and no time like 1h30m",
@@ -29,7 +29,7 @@ class DurationSyntax(Enum):
 
 
 def parse_duration(text: str, syntax: DurationSyntax = DurationSyntax.PARTS) -> float:
-    """Return the seconds of a text. Raises ValueError with the problem of the syntax."""
+    """Return the seconds that a text stands for. Raises ValueError with the problem of the syntax."""
     if syntax.pattern.fullmatch(text) is None:
         raise ValueError(syntax.problem.format(text))
     if text.isdecimal():

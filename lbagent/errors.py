@@ -1,4 +1,4 @@
-"""The exception tree. Each class has the exit code of the command line (docs/operations.md)."""
+"""The one exception tree. Each class owns the exit code the command line ends with (docs/operations.md)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import ClassVar
 
 
 class LbError(Exception):
-    """Base of lbagent's errors; its text is one sentence for an operator."""
+    """Base of every error lbagent raises on purpose; its text is one clear sentence for an operator."""
 
     exit_code: ClassVar[int] = 1
 
     @property
     def key(self) -> Hashable:
-        """Identifies this failure: equal for a repeated failure, also if numbers in the text differ."""
+        """What tells this failure from others: it is equal when the same thing fails again, whatever the numbers in the text."""
         return type(self), str(self)
 
 
@@ -37,7 +37,7 @@ class NotFound(LbError):
 
 
 class Refused(LbError):
-    """The request is valid and not allowed now."""
+    """The request is understood and not allowed now."""
 
     exit_code = 4
 
@@ -52,11 +52,11 @@ class InvalidTransition(Refused):
 
 
 class LastBackend(Refused):
-    """A change of states would leave a Service without a backend, and the request forbids that."""
+    """A change of states would leave a Service without a backend, and it was asked to spare the last one."""
 
 
 class Conflict(Refused):
-    """Another owner has it: another agent, an older Service."""
+    """It is held already: by another agent, by an older Service."""
 
 
 class AgentUnreachable(LbError):
@@ -78,7 +78,7 @@ class TimedOut(LbError):
 
 
 class Unsupported(LbError):
-    """A feature that this kernel or machine lacks, with the first kernel version that has it."""
+    """A feature this kernel or machine lacks; names it and the kernel version that brought it."""
 
     exit_code = 77
 
@@ -92,7 +92,7 @@ class Unsupported(LbError):
 
 
 class KernelError(LbError):
-    """A bpf(2) or netlink call failed. Callers distinguish a full map from missing rights by errno."""
+    """A bpf(2) or netlink call failed. errno is kept so that callers can tell a full map from no rights."""
 
     def __init__(self, op: str, errno: int, subject: str, advice: str = "") -> None:
         import os
@@ -111,20 +111,20 @@ class KernelError(LbError):
 
 
 class MapFull(KernelError):
-    """A map is full (E2BIG or ENOSPC): its entries keep serving."""
+    """A map has no room left (E2BIG or ENOSPC): what is written keeps serving."""
 
     def __init__(self, op: str, errno: int, subject: str, advice: str = "") -> None:
-        """Return a text for operators: the errno's own text is "Argument list too long"."""
+        """Say it in the operator's words: the errno's own text is "Argument list too long"."""
         super().__init__(op, errno, subject, advice)
         self.args = (f"map {subject} is full" + (f": {advice}" if advice else ""),)
-        self.maps: frozenset[str] = frozenset()  # all full maps, as found by a plan before a write
+        self.maps: frozenset[str] = frozenset()  # all maps without room, as a plan found before a write
         self.shares: dict[
             tuple[str, str], tuple[int, int]
-        ] = {}  # by map and namespace whose share is used up: entries left of it
+        ] = {}  # by map and namespace of which the share is used: entries left of it
 
 
 class BeyondShare(MapFull):
-    """A namespace has its fair share of a map that cannot hold all requests: it gets no more, and keeps what it has."""
+    """A namespace has its fair share of a map that cannot hold what all want: it gets no more, and keeps what it has."""
 
     def __init__(self, subject: str, text: str) -> None:
         super().__init__("insert", 7, subject)
@@ -132,12 +132,12 @@ class BeyondShare(MapFull):
 
 
 class VerifierError(LbError):
-    """The kernel rejected a program: the last lines of the log, and the path of the full log."""
+    """The kernel refused a program: the last lines of the log, and where the whole log is."""
 
 
 class CompileError(LbError):
-    """BCC rejected the C source: the original file and line."""
+    """BCC refused the C source: real file and line."""
 
 
 class LayoutMismatch(LbError):
-    """The layout of a record differs between the compiler, a pinned map and maps/layout.py; nothing was loaded."""
+    """What the compiler, a pinned map and maps/layout.py say about a record differ; nothing was loaded."""

@@ -1,6 +1,6 @@
-"""The only import of the package `pyroute2`, of which only its sockets for routes and links are used.
+"""The one door to the package `pyroute2`, of which only its sockets for routes and links are used.
 
-The package itself imports all its parts (NDB, IPVS, nftables, WireGuard): 5 MiB and 0.03 s.
+Its own code imports all the others (NDB, IPVS, nftables, WireGuard): 5 MiB and 0.03 s.
 """
 
 from lbagent.partial_imports import put_in_place

@@ -1,4 +1,4 @@
-"""IPv4-mapped IPv6 addresses: the form of an IPv4 address in a field of 16 bytes. Source: RFC 4291, 2.5.5.2."""
+"""IPv4-mapped IPv6 addresses: how an IPv4 address stands in a field of 16 bytes. Source: RFC 4291, 2.5.5.2."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def mapped(address: bytes) -> bytes:
 
 
 def unmapped(address: bytes) -> bytes:
-    """Return the IPv4 address of a mapped one, any other address unchanged."""
+    """Return the IPv4 address of one that is mapped, any other address as it is."""
     return address.removeprefix(PREFIX)

@@ -13,10 +13,10 @@ from typing import Any
 
 
 def put_in_place(*names: str) -> None:
-    """Make modules of these packages importable without the packages' own code; of nested packages the outer ones come first.
+    """Let modules of these packages be imported without the packages' own code; of nested packages the outer ones come first.
 
-    In `kubernetes` that code loads the synchronous client with requests and oauthlib: 0.1 s and 9 MiB. An attribute that is a
-    module is still imported. A package that is loaded already is not changed.
+    Of `kubernetes` that code loads the synchronous client with requests and oauthlib: 0.1 s and 9 MiB. What asks a package
+    for one of its modules gets it all the same. A package that is loaded already stays as it is.
     """
     for name in names:
         if name not in sys.modules and (spec := importlib.util.find_spec(name)):
@@ -26,7 +26,7 @@ def put_in_place(*names: str) -> None:
 
 @contextmanager
 def stand_ins(modules: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
-    """Replace modules that are not loaded yet by these attributes, until the end of the block.
+    """Let imports find these attributes in place of modules that are not loaded yet, until the end of the block.
 
     For modules of which only names are used. An import after the block gets the real module.
     """
@@ -44,11 +44,11 @@ def stand_ins(modules: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
 
 
 def _submodule(package: str, name: str) -> Any:
-    """Return a module of a package; for any other attribute run the package's own code (a plug-in may need it)."""
+    """Return a module of a package; for anything else the package's own code is run after all (a plug-in may ask for it)."""
     try:
         return importlib.import_module(f"{package}.{name}")
     except ImportError:
-        if name.startswith("_"):  # read by the import system itself
+        if name.startswith("_"):  # asked by the import system itself
             raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
     module = sys.modules[package]
     module.__dict__.pop("__getattr__", None)

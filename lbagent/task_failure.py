@@ -1,4 +1,4 @@
-"""Background tasks: logs the error of a task when it ends, not when it is collected."""
+"""A task that nobody waits for: its error is logged when it ends, not when it is collected."""
 
 from __future__ import annotations
 

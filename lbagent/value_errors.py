@@ -1,11 +1,11 @@
-"""Sentences about invalid YAML and about values of a wrong type: the same for objects and for the configuration."""
+"""Sentences about wrong YAML and about values of a wrong type: the same for objects and for the configuration."""
 
 from __future__ import annotations
 
 from typing import Any
 
 MAX_SHOWN = 60  # characters of a wrong value that a message shows
-# msgspec's names of types -> nouns for an operator
+# msgspec's words for types -> what an operator calls a value of that type
 _WANTED = {
     "int": "a whole number",
     "float": "a number",
@@ -17,7 +17,7 @@ _WANTED = {
 
 
 def wrong_type(value: Any, wanted: str) -> str:
-    """Return the sentence about a value that is not of the expected type: a name of msgspec (int, str, ...), or any other noun.
+    """Return the sentence about a value that is not of a wanted type: a word of msgspec (int, str, ...), or any other noun.
 
     A plain value is shown: `'http' is not a whole number`. A container is only named: `a mapping is wanted, not a list`.
     """
@@ -28,7 +28,7 @@ def wrong_type(value: Any, wanted: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a plain value in YAML's form, shortened: texts in quotes, so that '80' differs from 80."""
+    """Return a plain value as it is written in YAML, shortened: texts in quotes, so that '80' is not taken for 80."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -38,7 +38,7 @@ def shown(value: Any) -> str:
 
 
 def tab_problem(text: str, line: int) -> str:
-    """Return the sentence about a line (1-based) that is not YAML because of a tab, '' for another reason."""
+    """Return what is wrong with a line (1-based) that is not YAML because of a tab, '' for another reason."""
     lines = text.splitlines()
     words = lines[line - 1] if line <= len(lines) else ""
     indent = words[: len(words) - len(words.lstrip())]

@@ -1,4 +1,4 @@
-"""Times as operators write them, in each syntax."""
+"""Times as operators write them, in each of the languages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_what_is_no_time_of_such_a_flag(text: str) -> None:
     [("300ms", 0.3, True), ("2s", 2.0, True), ("1h", 3600.0, True), ("1m30s", 90.0, False), ("1.5s", 1.5, False)],
 )
 def test_times_with_units(text: str, seconds: float, of_one_part: bool) -> None:
-    """An option accepts parts and fractions, a field of a file one number with a unit."""
+    """An option takes parts and fractions, a field of a file one number with a unit."""
     assert parse_duration(text) == seconds
     if of_one_part:
         assert parse_duration(text, DurationSyntax.ONE_PART) == seconds

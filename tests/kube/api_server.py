@@ -154,7 +154,7 @@ class ApiServer:
                 transport.abort()
 
     def vanish(self) -> None:
-        """Send nothing more on the present connections: as a server that vanished without closing them. New ones work."""
+        """Say nothing on the connections that were made so far, ever: as a server that vanished without a word. New ones work."""
         self._deaf |= self._peers
 
     def _is_silent_to(self, request: web.Request) -> bool:

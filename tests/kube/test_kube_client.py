@@ -143,7 +143,7 @@ async def test_a_clock_that_differs_from_the_servers_is_suspected(tmp_path, begi
 
 
 async def test_a_watch_that_says_nothing_is_probed_by_the_kernel(api, pod) -> None:
-    """Half a minute after the server's host vanished without closing it, the connection breaks; silence alone takes 150 s."""
+    """Half a minute after the server's host vanished without a word the connection breaks; silence alone takes 150 s."""
     api.tokens = {"first"}
     client = KubeClient(KubeSettings(node_name="n"))
     query = {"watch": "1", "sendInitialEvents": "true"}

@@ -55,7 +55,7 @@ class Churn:
         self._services(row)
 
     def _services(self, changed: BackendRow) -> None:
-        """Rewrite the slots of every frontend with this backend."""
+        """Write the slots of every frontend with this backend anew."""
         world = self.scene.world
         for row in self.scene.rows:
             if changed not in row.backends:

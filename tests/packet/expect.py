@@ -1,4 +1,4 @@
-"""The expected translation: the input frame with changed fields, and every checksum recomputed by scapy."""
+"""What a right translation looks like: the frame that went in, fields changed and every checksum computed anew by scapy."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def replied(outcome: Outcome, frame: bytes, service: ServiceRow, client: str, po
 
 
 def replied_in_place(outcome: Outcome, frame: bytes, service: ServiceRow) -> None:
-    """Assert that a local backend's reply got the frontend's address and keeps its destination."""
+    """Assert that a local backend's reply was given the frontend's address and goes on where it was going."""
     assert outcome.passed, outcome
     wanted = translated(frame, src=service.address, sport=service.port)
     assert outcome.packet == wanted, difference(outcome.packet, wanted)

@@ -28,7 +28,7 @@ from tests.packet.mutate import mutate
 from tests.packet.world import TC_AFTER_XDP, XDP, World, runnable
 
 SEED = 20260731
-EPOCH = 20_000  # packets after which the world is rebuilt: tables full of odd flows would hide other results
+EPOCH = 20_000  # packets after which the world is made anew: tables full of odd flows would hide the rest
 SAMPLE = 997  # of the translated packets one in so many is held against scapy
 CHURN = 250  # packets between two changes of backends or next hops
 WEIGHTED = (

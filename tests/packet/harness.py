@@ -33,7 +33,7 @@ SEEDS = Seeds(0x243F6A8885A308D3, 0x13198A2E03707344)  # fixed: the same flows m
 
 @contextmanager
 def one_cpu() -> Iterator[None]:
-    """Stay on one CPU: each CPU has its own limit of answers, so a flood that moves gets new answers."""
+    """Stay on one CPU: answers are counted by each apart, so that a flood which moves on is answered anew."""
     cpus = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cpus)})
     try:

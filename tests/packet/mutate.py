@@ -229,7 +229,7 @@ def l3_of(frame: bytes) -> int:
 
 
 def mutate(rng: Random, frame: bytes, other: bytes) -> bytes:
-    """Apply one or two mutations, and correct the checksums half of the time, so that broken headers pass the first check."""
+    """Apply one or two mutations, and mend the checksums half of the time so that broken headers get past the first look."""
     out = MUTATIONS[rng.randrange(len(MUTATIONS))](rng, frame, other)
     if rng.random() < 0.25:
         out = MUTATIONS[rng.randrange(len(MUTATIONS))](rng, out, other)

@@ -1,7 +1,7 @@
 """Another CPU comes in between two steps of a program: at the points that base/race_point.h names, words of the tables change.
 
 What the other CPU does is no guess: its packet is run first, alone, and the words it changed are noted and put back (`noted`). Then it is
-"let in" at a point: the next program that reaches the point writes the same words, and continues.
+"let in" at a point: the next program that reaches the point writes the same words, and goes on.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RacePoints:
     """The other CPU, for programs that were loaded with it."""
 
     def __init__(self) -> None:
-        """Let no program in."""
+        """Let nobody in."""
         self.fd = pins.create_map(MapSpec("test_race", MapType.ARRAY, 4, RECORD * (max(POINTS.values()) + 1), 1))
 
     def splice(self, artifact: Artifact, maps: Mapping[str, int]) -> Artifact:

@@ -165,7 +165,7 @@ def earlier_reply(world: World, family: Family, ticks: int) -> None:
 
 
 def later(world: World, family: Family, ticks: int) -> None:
-    """Make all times of the flows look as if the packets had come `ticks` (a multiple of SLOT_UNIT) earlier."""
+    """Let everything that the programs know of the flows look as if it had happened `ticks` (a multiple of SLOT_UNIT) earlier."""
     earlier_reply(world, family, ticks)
     older_slots(world, family, ticks)
     age(world, family, ticks)
@@ -188,7 +188,7 @@ def held_slots(world: World, family: Family) -> int:
 
 
 def slot_holder(world: World, family: Family, index: int) -> tuple[str, int] | None:
-    """Return the client, address and port, that holds a SNAT slot; None if no client does."""
+    """Return the client, address and port, that holds a SNAT slot; None where nobody does."""
     name, record = f"lb{family.version}_snat", slot_record(family)
     with world.maps.window(name, index * record.size % world.maps.specs[name].value_size, record.size) as view:
         words = struct.unpack(f"={record.words}Q", view)

@@ -171,7 +171,7 @@ def _nexthop(world: World, fam: Family) -> int:
 
 @ENDS
 def test_what_ended_with_its_backend_stays_ended(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """It was answered with RST: later data of the backend does not restore the flow when the frontend is served again."""
+    """It was answered with RST: data of a backend that goes on does not bring the flow back where the frontend is served again."""
     talk = opened(world, fam, hook, local=local)
     source = talk.source
     world.remove_service(talk.service)

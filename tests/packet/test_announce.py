@@ -69,7 +69,7 @@ def request(fam: Family, target: str, sender: str = "", *, to: str = "", mac: st
 
 
 def assert_answered(out: Outcome, fam: Family, target: str, asker: str = "") -> None:
-    """The sender gets the answer that `target` has VIP_MAC."""
+    """The sender is told that `target` has VIP_MAC."""
     assert out.forwarded
     assert out.counted == {Reason.ANSWER_NEIGHBOR: 1}
     said = Ether(out.packet)
@@ -91,7 +91,7 @@ def assert_answered(out: Outcome, fam: Family, target: str, asker: str = "") -> 
 
 
 def assert_passed(world: World, hook: str, packet: Packet, device: int = 0) -> None:
-    """The frame passes unchanged."""
+    """The frame goes on as it came."""
     frame = bytes(packet)
     out = world.run(hook, frame, device)
     expect.untouched(out, frame)
@@ -178,7 +178,7 @@ def test_the_time_ends_by_itself(announcing_world: World, fam: Family, hook: str
 
 @HOOKS
 def test_who_asks_for_its_own_address_announces_it(announcing_world: World, fam: Family, hook: str) -> None:
-    """Gratuitous ARP, or a second host: the agent must receive it."""
+    """Gratuitous ARP, or one host too many: the agent is to hear it."""
     assert_passed(announcing_world, hook, request(fam, fam.vip, fam.vip))
 
 
@@ -197,7 +197,7 @@ def test_who_asks_for_its_own_address_announces_it(announcing_world: World, fam:
     ],
 )
 def test_arp_that_is_no_question(announcing_world: World, hook: str, name: str, value: object) -> None:
-    """An answer, another kind of address, a group as the sender."""
+    """An answer, another kind of address, a group that asks."""
     packet = bytearray(bytes(request(V4, V4.vip)))
     at, size = {
         "hwtype": (14, 2),

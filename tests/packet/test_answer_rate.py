@@ -74,7 +74,7 @@ def test_a_flood_is_answered_at_the_rate(slow_world: World, fam: Family, hook: s
 def test_refusals_and_errors_of_the_way_are_counted_apart(
     slow_world: World, fam: Family, hook: str, first: str
 ) -> None:
-    """A flood of either leaves the other one its answers: path MTU discovery works next to a service without backends."""
+    """A flood of either leaves the other one its answers: path MTU discovery goes on beside a service without backends."""
     world = slow_world
     world.reset()
     world.service(fam, fam.vip, 80, TCP)

@@ -81,7 +81,7 @@ def test_an_ipv4_header_shorter_than_one(world: World, hook: str, words: int) ->
 
 
 def test_an_ipv4_header_longer_than_its_packet(world: World, hook: str) -> None:
-    """The header has 60 bytes, and so has the packet, so there is no TCP header."""
+    """The header says 60 bytes, the packet 60 in all, so there is no TCP header."""
     serve(world, V4)
     goes_up_as_it_came(world, hook, patched(plain(V4), 0, b"\x4f"))
 
@@ -128,7 +128,7 @@ def test_ipv4_options(world: World, hook: str, options: bytes, *, ours: bool) ->
 
 
 def test_ports_are_no_options(world: World, hook: str) -> None:
-    """The options end at the header's length; the bytes after it look like a source route."""
+    """The options end where the header says: what follows reads like a source route."""
     serve(world, V4)
     ip = IP(src=V4.client, dst=V4.vip, options=[IPOption_NOP()] * 4)
     data = craft.frame(ip / TcpLayer(sport=0x8307, dport=PORTS["dport"]))

@@ -26,7 +26,7 @@ HOUR_S = 3600
 
 @pytest.fixture(scope="module")
 def loaded_timed_world() -> Iterator[TimedWorld]:
-    """Load programs with a controlled clock."""
+    """Load programs that go by a clock of ours."""
     with open_timed_world() as timed:
         yield timed
 
@@ -105,7 +105,7 @@ def test_the_port_of_an_unanswered_syn_comes_back(one_port_world: TimedWorld, fa
 def test_either_side_alone_keeps_a_flow_and_its_port(
     one_port_world: TimedWorld, fam: Family, hook: str, who: str, proto: int
 ) -> None:
-    """Three hours of an upload, or of a download without packets of the client: no other flow gets the only port."""
+    """Three hours of an upload, or of a download without a word of the client: nobody else gets the only port."""
     held = caller(one_port_world.world, fam, hook, proto)
     held.establish()
     step = (DEFAULTS.timeout_tcp_s if proto == TCP else DEFAULTS.timeout_udp_s) * 0.9

@@ -61,6 +61,6 @@ def test_two_fins_at_once_close_the_flow(program: int, *, from_backend: bool) ->
 
 
 def test_an_entry_that_is_another_flows_by_now_is_left_alone(program: int) -> None:
-    """A new generation, or another backend: our packet does not change it."""
+    """A new generation, or another backend: our packet says nothing about it."""
     for other in (value(EST) + 1, value(EST) + (1 << 44)):
         assert noted(program, other, value(EST), FIN | ACK, from_backend=False) == other

@@ -1,4 +1,4 @@
-"""The programs' records of devices: their MAC addresses and pods behind them, also where several records want one place."""
+"""What the programs know of devices: their MAC addresses and pods behind them, also where several records want one place."""
 
 from __future__ import annotations
 

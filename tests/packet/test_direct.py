@@ -1,4 +1,4 @@
-"""One client port sends to a frontend and directly to its pod: each answer has the right source address. Only UDP."""
+"""One client port asks a frontend and, at once, the very pod behind it: each answer comes from where it was asked. UDP alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Scene:
         return out
 
     def pod_answers(self, *, proto: int = UDP) -> bool:
-        """Let the pod answer the client directly; return whether the client gets the answer from the pod's address."""
+        """Let the pod answer the client itself; say whether the client hears it from the pod."""
         frame = expect.local_reply(self.fam, proto, self.pod, *self.caller.endpoint, "A")
         out = expect.at_pod(self.world, frame)
         return out.passed and out.packet == frame
@@ -104,7 +104,7 @@ def test_established_or_not(world: World, fam: Family, hook: str) -> None:
 
 
 def test_the_flow_stays_with_its_backend(world: World, fam: Family, hook: str) -> None:
-    """Of many backends: an established exchange with this one continues."""
+    """Of many backends: what the client and this one have agreed on goes on."""
     pods = [world.backend(fam, fam.local(n), 8053, UDP, local=True) for n in range(1, 9)]
     service = world.service(fam, fam.vip, 53, UDP, pods)
     for port in range(PORT, PORT + 8):
@@ -134,7 +134,7 @@ def test_what_is_no_direct_conversation_of_this_flow(world: World, fam: Family, 
 
 
 def test_the_other_protocol_of_a_pod(world: World, fam: Family, hook: str) -> None:
-    """Segments pass at the entry, except for a SYN, and so do datagrams to a pod with TCP alone; those from a pod are still found to be replies."""
+    """Segments pass at the entry, but for a SYN, and so do datagrams to a pod with TCP alone; those from a pod are still found to be replies."""
     one = scene(world, fam, hook)
     backend = world.backend(fam, one.pod.address, 8053, TCP, local=True)
     talk = Caller(world, world.service(fam, fam.vip, 53, TCP, [backend]), fam.local(2), PORT, hook)
@@ -169,7 +169,7 @@ def test_pods_ask_each_other(world: World, fam: Family) -> None:
 
 
 def test_a_frontends_datagram_on_its_way_out(world: World, fam: Family) -> None:
-    """A pod's request to the frontend: translated at its ingress device, it leaves by the other pod's device."""
+    """A pod asks the frontend: translated where it came in, it leaves by the other pod's device."""
     one = scene(world, fam, TC_INGRESS, client=fam.local(2))
     world.backend(fam, fam.local(2), PORT, UDP, local=True)
     one.caller.send()
@@ -259,7 +259,7 @@ def test_the_backend_goes_before_the_flow_has_its_port(world: World, fam: Family
 
 
 def test_the_service_goes_before_the_flow_has_its_port(world: World, fam: Family, hook: str) -> None:
-    """The frontend's client gets a rejection; the pod is not affected."""
+    """The frontend's client hears that it is gone; the pod is not concerned."""
     one = scene(world, fam, hook)
     one.caller.send()
     one.asks_pod()

@@ -57,7 +57,7 @@ class Direct:
         return self.source[0] == self.pod.family.node and self.source[1] in expect.SNAT_PORTS
 
     def is_answered(self, flags: str = "A") -> bool:
-        """Let the pod answer; return whether this client gets the answer from the pod's address, also behind tc_egress of the device it leaves by."""
+        """Let the pod answer; say whether this client hears it from the pod, also behind tc_egress of the device it leaves by."""
         out = expect.at_pod(self.world, expect.local_reply(self.pod.family, TCP, self.pod, *self.source, flags))
         ends = expect.source(out), expect.destination(out)
         left = self.world.run(TC_EGRESS, out.packet, self.world.net.lb0, came_by=self.world.net.pod0)
@@ -168,7 +168,7 @@ def test_what_does_not_collide(one: Scene) -> None:
 
 
 def test_the_frontends_connection_ends_first(one: Scene) -> None:
-    """The direct one continues from its SNAT port, also beside the next one through the frontend."""
+    """The direct one goes on from its SNAT port, also beside the next one through the frontend."""
     one.direct.open()
     for flags in ("FA", "R"):
         one.caller.send(flags)
@@ -182,7 +182,7 @@ def test_the_frontends_connection_ends_first(one: Scene) -> None:
 
 
 def test_the_direct_connection_ends_first(one: Scene) -> None:
-    """The frontend's continues; a new direct one is opened like the first."""
+    """The frontend's goes on; a new direct one is opened as the first was."""
     one.direct.open()
     one.direct.send("FA")
     assert one.direct.is_answered("FA")
@@ -238,7 +238,7 @@ def test_the_sweeper_leaves_it(one: Scene) -> None:
 
 
 def test_the_service_goes(one: Scene) -> None:
-    """The frontend's client gets a RST; the direct connection is not affected."""
+    """The frontend's client is told; the direct connection is not concerned."""
     world = one.caller.world
     one.direct.open()
     source = one.direct.source
@@ -251,7 +251,7 @@ def test_the_service_goes(one: Scene) -> None:
 
 
 def test_the_backend_goes(one: Scene) -> None:
-    """Segments pass unchanged, and the pod answers them; those of the pod are not translated."""
+    """Segments pass untouched, and the pod says what it thinks of them; those of the pod are not translated."""
     one.direct.open()
     one.caller.world.remove_backend(one.pod)
     assert all(one.direct.passes(flags, counted=1) for flags in ("PA", "S", "A", "FA"))
@@ -415,7 +415,7 @@ def test_icmp_errors(one: Scene) -> None:
     check_error(told.packet, src=fam.client2, dst=one.pod.address, kind=fam.too_big(1320), quoted=l3(said), mtu=1320)
 
 
-# --- the direct connection first: it has no flow ---
+# --- the direct connection first: no flow knows it ---
 
 
 @pytest.mark.parametrize("said", ["A", "PA", "FA"])
@@ -442,7 +442,7 @@ def test_refused_is_refused(world: World, fam: Family, hook: str) -> None:
 
 
 def test_a_process_of_the_node_challenges(world: World, fam: Family, hook: str) -> None:
-    """It has no other source address: the client receives the answer and resets the old connection."""
+    """It has no other address to be asked from: the client hears it and resets what there was."""
     one = scene(world, fam, hook, host=True)
     one.caller.send("S")
     out = world.run(TC_EGRESS, expect.local_reply(fam, TCP, one.pod, *one.caller.source, "A"), world.net.lb0)
@@ -460,7 +460,7 @@ def test_a_segment_of_no_connection_opens_none(one: Scene) -> None:
 
 
 def test_a_connection_that_was_opened_anew(one: Scene) -> None:
-    """The pod may not have seen the end of the previous one: its client gets the answer from the frontend."""
+    """The pod may not know yet that the one before has ended: its client hears that from the frontend."""
     one.caller.send("FA")
     one.caller.answer("FA")
     one.caller.send("S")
@@ -470,7 +470,7 @@ def test_a_connection_that_was_opened_anew(one: Scene) -> None:
 
 
 def test_a_handshake_whose_answer_other_programs_saw(world: World, fam: Family, hook: str) -> None:
-    """The client acknowledges data, so the backend has accepted: its segments are of this connection."""
+    """The client acknowledges something, so the backend has accepted: what it says is of this connection."""
     one = scene(world, fam, hook)
     one.caller.send("S")
     one.caller.send("A")

@@ -59,7 +59,7 @@ class Two:
 
 @BOTH_WAYS
 def test_the_next_datagram_chooses_again(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """Once; then the exchange continues with the new backend. The old port is free, and flows of the other frontend stay."""
+    """Once; then the conversation goes on with the new backend. The old port is free, and flows of the other frontend stay."""
     two = Two(world, fam, hook, UDP, local=local)
     two.move()
     assert two.of_a.stays("")  # until the sweep
@@ -157,7 +157,7 @@ def test_what_a_dead_agent_left_in_the_map_counts_for_nothing(world: World, fam:
     two = Two(world, fam, hook, UDP, local=False)
     two.move()
     assert two.former.begin_sweep()
-    sweep_former(world, fam, FormerBackends(world.maps))  # of the next agent, without state yet
+    sweep_former(world, fam, FormerBackends(world.maps))  # of the next agent, which knows nothing yet
     assert world.maps.items(MAP) == []
     assert two.of_a.stays("")
 

@@ -95,7 +95,7 @@ def test_each_byte_of_the_former_leader_s_mac_address_counts(heir: World, fam: F
 
 @pytest.mark.parametrize("ttl", [0, 1])
 def test_without_a_hop_left_it_is_the_stack_s(heir: World, fam: Family, hook: str, ttl: int) -> None:
-    """So two nodes that treat each other as the former leader do not forward it endlessly."""
+    """So two nodes that take each other for the former leader do not send it to and fro for ever."""
     frame = segment(fam, "A", ttl=ttl)
     outcome = heir.run(hook, frame)
     expect.untouched(outcome, frame)
@@ -110,7 +110,7 @@ def test_a_tagged_one_is_of_another_link(heir: World, fam: Family) -> None:
 
 
 def test_fragments_stay_here(heir: World, fam: Family, hook: str) -> None:
-    """A later one has no flags that distinguish it from a first segment, so neither is forwarded; both go to one backend."""
+    """A later one has no flags to tell that it is no first segment, so neither goes on; both go to one backend."""
     for packet in pieces(fam, fam.client, 40000, fam.vip, 80):
         outcome = heir.run(hook, framed(as_tcp(fam, packet), src=craft.ROUTER_MAC, dst=NODE_MAC))
         assert wire_destination(fam, outcome) == fam.remote(1)

@@ -200,7 +200,7 @@ def test_no_entry_twice(tiny_world: World, fam: Family) -> None:
 
 
 def test_errors_about_spilled_flows(tiny_world: World, fam: Family) -> None:
-    """A local backend's ICMP error about a flow in the spill map reaches its client from the VIP too."""
+    """What a local backend says about a flow in the spill map reaches its client from the VIP all the same."""
     backends = serve(tiny_world, fam, local=True, proto=UDP)
     outs = {n: send(tiny_world, fam, n, "", UDP) for n in range(500)}
     for n, out in outs.items():

@@ -78,7 +78,7 @@ class Crowd:
         return out
 
     def check(self) -> None:
-        """Every connection continues unchanged, in both directions."""
+        """Every connection goes on, in both directions, as it was."""
         for each in self.clients:
             assert each.stays()
             assert each.is_answered()
@@ -127,7 +127,7 @@ def test_both_directions_byte_by_byte(further_world: World, fam: Family, hook: s
 
 
 def test_a_packet_of_no_flow_passes(further_world: World, fam: Family, hook: str) -> None:
-    """A packet to a further address that is no flow's reply belongs to the node: a free port, another backend, another address."""
+    """What comes to a further address and is nobody's reply is the node's own: a free port, another backend, another address."""
     crowd = Crowd(further_world, fam, hook)
     other = further_world.backend(fam, fam.remote(2), 8080)
     crowd.establish(5)
@@ -225,7 +225,7 @@ def test_a_conversation_is_spared_while_another_address_has_ports(further_world:
 
 
 def test_an_address_that_the_node_lacks_is_not_used(further_world: World, fam: Family, hook: str) -> None:
-    """Its flows continue, new ones do not use it, and a reopened one moves to another address and releases its port."""
+    """Its flows go on, new ones pass it over, and one that is opened anew moves to another address and gives its port back."""
     crowd = Crowd(further_world, fam, hook)
     crowd.establish(5)
     moved = crowd.clients.pop()
@@ -255,7 +255,7 @@ def test_a_record_of_another_backend_is_passed_over(further_world: World, fam: F
 
 @pytest.mark.parametrize("proto", [TCP, UDP], ids=["tcp", "udp"])
 def test_an_address_that_was_taken_away(further_world: World, fam: Family, hook: str, proto: int) -> None:
-    """Only its flows end, as those of a backend that is gone: TCP gets a RST, UDP continues from another address."""
+    """Only its flows end, as those of a backend that is gone: TCP hears a RST, UDP goes on from another address."""
     crowd = Crowd(further_world, fam, hook, proto)
     crowd.establish(9)
     ident = crowd.backend.id + NUMBERS[fam.version][0] * (SMALL.backends // 5)

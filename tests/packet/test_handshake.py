@@ -52,7 +52,7 @@ def test_the_client_proves_that_it_got_the_syn_ack(talk: Numbered) -> None:
     for wrong in (0, 1, ISN, ISN + 2, ISN + 0x1000):
         talk.say("A", seq=78, ack=wrong & 0xFFFFFFFF)
         assert talk.state == NEW
-    talk.say("P", seq=78, ack=ISN + 1)  # without ACK the number has no meaning
+    talk.say("P", seq=78, ack=ISN + 1)  # without ACK the number says nothing
     assert talk.state == NEW
     talk.say("A", seq=78, ack=ISN + 1)
     assert talk.state == EST
@@ -68,7 +68,7 @@ def test_a_client_cannot_answer_itself(talk: Numbered) -> None:
 
 
 def test_a_syn_of_the_backend_answers_nothing(talk: Numbered) -> None:
-    """Without ACK it opens a connection of its own: it acknowledges nothing, and does not reopen an ended one."""
+    """Without ACK it opens a connection of its own: it acknowledges nothing, and begins nothing anew where one has ended."""
     talk.say("S", seq=77)
     talk.hear("S", seq=ISN)
     talk.say("A", seq=78, ack=ISN + 1)
@@ -90,7 +90,7 @@ def test_data_of_the_client_proves_it_as_well(talk: Numbered) -> None:
 
 
 def test_a_new_syn_ack_counts(talk: Numbered) -> None:
-    """The backend restarted: its last number is the right one."""
+    """The backend began anew: its last number is the right one."""
     talk.say("S", seq=77)
     talk.hear("SA", seq=ISN, ack=78)
     talk.say("S", seq=99)
@@ -102,7 +102,7 @@ def test_a_new_syn_ack_counts(talk: Numbered) -> None:
 
 
 def test_a_challenge_ack_does_not_establish(talk: Numbered) -> None:
-    """A backend with a half-open connection of this port answers a SYN with an ACK (RFC 5961 §4.2), which proves nothing."""
+    """A backend with a half-open connection of this port answers a SYN with an ACK (RFC 5961 §4.2), and nobody has proved anything."""
     talk.say("S", seq=77)
     talk.hear("A", seq=ISN, ack=12345)
     assert talk.state == NEW
@@ -123,7 +123,7 @@ def test_data_of_the_backend_establishes(talk: Numbered, flags: str) -> None:
 
 
 def test_acks_alone_do_not_establish(talk: Numbered) -> None:
-    """One ACK or five, with any numbers: no answer came."""
+    """One ACK or five, whatever their numbers: nobody answered."""
     for number in (ISN, 0, 0x4000, ISN + 1, ISN):
         talk.say("A", seq=78, ack=number)
         assert talk.state == MID

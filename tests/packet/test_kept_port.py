@@ -1,4 +1,4 @@
-"""A connection without an entry, as its flow found no place or lost it, keeps its SNAT port, which identifies it at the backend."""
+"""A connection without an entry, as its flow found no place or lost it, keeps its SNAT port: its backend knows it by that."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def reclaimed(timed: TimedWorld, new: Caller) -> bool:
     return timed.world.counter(Event.SNAT_RECLAIMED)[0] > before
 
 
-SHORT = {  # protocol, segments, seconds
+SHORT = {  # protocol, what is said, seconds
     "new": (TCP, ["S"], DEFAULTS.timeout_new_s),
     "middle": (TCP, ["A"], DEFAULTS.timeout_new_s),
     "closing": (TCP, ["S", "<SA", "A", "<R"], DEFAULTS.timeout_closing_s),
@@ -51,7 +51,7 @@ SHORT = {  # protocol, segments, seconds
 
 @pytest.mark.parametrize("case", list(SHORT))
 def test_a_short_lease_ends_with_the_time_out(still_world: TimedWorld, fam: Family, hook: str, case: str) -> None:
-    """Up to the time-out the port has to be taken from the flow, and soon after it is free, also without a sweep."""
+    """Up to the time-out the port has to be taken from the flow, and soon after it is free, though nobody has swept."""
     proto, words, seconds = SHORT[case]
     for more, taken in ((0, True), (LATE, False)):
         still_world.reset()
@@ -203,7 +203,7 @@ def test_a_handshake_without_an_entry_that_is_refused(still_world: TimedWorld, f
 
 
 def test_the_port_of_a_frontend_that_is_gone(still_world: TimedWorld, fam: Family, hook: str) -> None:
-    """Its flow is unknown, so it may be taken at once."""
+    """Nobody can be told whose flow it was, so it may be taken at once."""
     world = still_world.world
     held = say(caller(world, fam, hook), "S")
     other = world.service(fam, fam.vip2, 80, TCP, held.service.backends)

@@ -1,4 +1,4 @@
-"""Backends are added, drained and removed during flows: which flows stay, move, or get a RST."""
+"""Backends come, rest and go while flows are under way: who stays, who moves, who is told."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_refused_flow_is_made_anew(world: World, fam: Family, hook: str) -> No
 
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 def test_backend_gone_resets_tcp(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """A connection to a removed backend gets a RST at once, with numbers that its client accepts."""
+    """A connection to a backend that was removed is told so at once, with numbers its client accepts."""
     scene = Scene(world, fam, hook, TCP, local=local)
     scene.only_other()
     world.remove_backend(scene.held)
@@ -127,7 +127,7 @@ def test_backend_gone_resets_tcp(world: World, fam: Family, hook: str, *, local:
 
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 def test_a_flow_whose_backend_is_gone_ends(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """It closes with the first RST, stays as long as its client sends, and each packet gets the same answer."""
+    """It closes with the first RST, stays as long as its client sends, and each packet is told the same."""
     scene = Scene(world, fam, hook, TCP, local=local)
     world.remove_backend(scene.held)
     for _ in range(3):
@@ -139,7 +139,7 @@ def test_a_flow_whose_backend_is_gone_ends(world: World, fam: Family, hook: str,
 
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 def test_backend_gone_moves_udp(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """Datagrams go to another backend without an ICMP error, and stay there."""
+    """Datagrams go to another backend without a word, and stay there."""
     scene = Scene(world, fam, hook, UDP, local=local)
     scene.only_other()
     world.remove_backend(scene.held)
@@ -163,7 +163,7 @@ def test_address_reused_by_another_backend(world: World, fam: Family, hook: str)
 def test_a_backend_of_this_node_that_comes_back_sees_its_clients(
     world: World, fam: Family, hook: str, proto: int
 ) -> None:
-    """A flow that its client reopens is the same one: it takes no SNAT port, as one of another frontend would."""
+    """Its flow that a client opens anew is the same one: it takes no SNAT port, as one of another frontend would."""
     backend = world.backend(fam, fam.local(1), 8080, proto, local=True)
     world.service(fam, fam.vip, 80, proto, [backend])
     frame = craft.frame(craft.segment(fam, proto, fam.client, 40000, fam.vip, 80, "S"))
@@ -199,7 +199,7 @@ def test_last_backend_gone(world: World, fam: Family, hook: str) -> None:
 
 
 def test_service_gone_keeps_its_flows(world: World, fam: Family, hook: str) -> None:
-    """A removed frontend gets no new flow; flows to a live backend continue."""
+    """A removed frontend gets no new flow; what is under way to a living backend goes on."""
     from lbagent.maps import layout
 
     scene = Scene(world, fam, hook, TCP)
@@ -213,7 +213,7 @@ def test_service_gone_keeps_its_flows(world: World, fam: Family, hook: str) -> N
 
 
 def test_slot_that_points_at_nothing(world: World, fam: Family, hook: str) -> None:
-    """A slot whose backend has no record is an error of the agent: counted, and no packet is sent."""
+    """A slot whose backend has no record is an error of ours: counted, and never a packet to nowhere."""
     backend = world.backend(fam, fam.remote(1), 8080)
     service = world.service(fam, fam.vip, 80, TCP, [backend])
     world.slot(service, 1, target=900)
@@ -274,7 +274,7 @@ def test_port_used_again_after_the_connection_closed(world: World, fam: Family, 
 
 @pytest.mark.parametrize("proto", [TCP, UDP], ids=["tcp", "udp"])
 def test_a_flow_keeps_the_mode_it_was_made_with(world: World, fam: Family, hook: str, proto: int) -> None:
-    """A backend whose node changed, to or from this one: existing flows are unchanged, new ones follow the path record.
+    """A backend that is said to be elsewhere by now, or here by now: flows under way go on as they were, new ones as the path says.
 
     The planner leaves the filter bit of a backend that was local as it is (tests/targets/bpf/test_locality.py).
     """

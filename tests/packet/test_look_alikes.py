@@ -182,7 +182,7 @@ def test_strangers_at_a_snat_port(still_world: TimedWorld, fam: Family, hook: st
 
 
 def test_a_port_is_held_by_one_flow(still_world: TimedWorld, fam: Family, hook: str) -> None:
-    """A client similar to its holder does not get it, and the holder has it again at its second packet."""
+    """Nobody who is nearly its holder gets it, and the holder has it again when it asks twice."""
     for four in (*other_clients(fam), *other_frontends(fam)):
         scene = Scene(still_world, fam, hook)
         backend = scene.backend()

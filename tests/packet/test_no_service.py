@@ -175,7 +175,7 @@ def of_no_service(fam: Family, ports: int) -> dict[str, Packet]:
 @pytest.mark.parametrize("hook", [XDP, TC_INGRESS, TC_EGRESS])
 @pytest.mark.parametrize("ports", [0x0301, 40000])
 def test_of_no_service_in_any_form(served: World, fam: Family, hook: str, ports: int) -> None:
-    """Packets that are read in more steps are not counted either, with any first byte after the IP header."""
+    """What is read in more steps is not counted either, whatever its first byte behind the IP header says."""
     for form, packet in of_no_service(fam, ports).items():
         for vlans in ((), (7,), (7, 8)) if hook == XDP else ((),):
             frame = craft.frame(packet, vlans=vlans)

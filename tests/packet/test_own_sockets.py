@@ -1,4 +1,4 @@
-"""A process of the node uses a service without backends: the program's answer gets to its socket, with any egress device."""
+"""A process of the node asks a service without backends: the program's answer comes back to its socket, whatever it was leaving by."""
 
 from __future__ import annotations
 

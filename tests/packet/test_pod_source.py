@@ -62,7 +62,7 @@ class Scene:
         return self.world.run(TC_EGRESS, frame, net.pod0, came_by=came_by or net.lb1)
 
     def is_answered(self, hook: str, flags: str = "SA", *, sport: int = PORT) -> bool:
-        """Let the backend answer; return whether the pod gets the answer from the frontend."""
+        """Let the backend answer; say whether the pod hears it from the frontend."""
         packet = self.reply(flags, sport=sport)
         assert self.comes_in(hook, packet).counted == {}, "counted where it leaves"
         out = self.leaves(packet)
@@ -93,7 +93,7 @@ def test_round_trip(world: World, fam: Family, hook: str, proto: int) -> None:
 @PROTOCOLS
 @pytest.mark.parametrize("sport", [PORT, DEFAULTS.snat_port_min, DEFAULTS.snat_port_max])
 def test_the_pod_is_a_backend_itself(world: World, fam: Family, hook: str, proto: int, sport: int) -> None:
-    """From any port, also one that is a SNAT port of the node."""
+    """Whatever port it asks from, one that is a SNAT port of the node too."""
     one = scene(world, fam, proto)
     world.backend(fam, one.pod, 9090, proto, local=True)
     for say, hear in (("S", "SA"), ("A", "A"), ("PA", "PA")):
@@ -162,7 +162,7 @@ def test_its_own_request_on_the_way_out_changes_nothing(world: World, fam: Famil
 
 @PROTOCOLS
 def test_a_flow_keeps_the_mode_it_was_made_with(world: World, fam: Family, hook: str, proto: int) -> None:
-    """From SNAT to the pod's own address and back: existing flows continue unchanged."""
+    """From SNAT to the pod's own address and back: what is under way goes on as it was."""
     one = scene(world, fam, proto)
     world.path_flags(one.backend, clear=PathFlag.KEEPS_POD)
     first = one.asks()

@@ -57,7 +57,7 @@ def test_source_ranges(world: World, fam: Family, hook: str, *, deny: bool) -> N
 
 @pytest.mark.parametrize("deny", [False, True])
 def test_a_range_may_say_itself_what_it_means(world: World, fam: Family, hook: str, *, deny: bool) -> None:
-    """While a list turns from allow to deny or back: 2 admits, 3 rejects, for any setting of the service; the longest prefix wins."""
+    """While a list turns from allow to deny or back: 2 lets in, 3 keeps out, whatever the service says; the longest holds."""
     inside, outside, ranges = inside_outside(fam)
     backend = world.backend(fam, fam.remote(1), 8080)
     row = world.service(fam, fam.vip, 80, TCP, [backend], flags=RANGED, deny=deny)
@@ -175,7 +175,7 @@ def test_cluster_ip_from_outside_when_closed(closed_world: World, fam: Family, h
 
 
 def test_undefined_port_of_a_closed_cluster_ip(closed_world: World, fam: Family, hook: str) -> None:
-    """From outside the address is as closed as its services; a pod gets port unreachable, from tc if XDP cannot send to it."""
+    """From outside the address is as closed as its services; a pod is told that the port is none, by tc where XDP cannot send to it."""
     world = closed_world
     world.reset()
     world.service(fam, fam.vip, 80, TCP, [world.backend(fam, fam.remote(1), 8080)], flags=0)
@@ -274,7 +274,7 @@ def test_affinity_ends_with_its_time(world: World, fam: Family, hook: str) -> No
 
 
 def test_affinity_beats_maglev(world: World, fam: Family, hook: str) -> None:
-    """A client with affinity keeps its backend, with any table."""
+    """A held client stays where it is whatever the table says."""
     backends = [world.backend(fam, fam.remote(n), 8080) for n in (1, 2)]
     row = world.service(fam, fam.vip, 80, TCP, backends, affinity_s=300, algorithm=MAGLEV)
     world.maglev(row, [backends[0].id] * world.sizes.maglev_size)

@@ -59,7 +59,7 @@ def is_read(world: World, fam: Family, hook: str, backend: BackendRow, headers: 
 
 
 def header(fam: Family, start: bytes, protocol: int = UDP, end: bytes = b"") -> bytes:
-    """Return bytes of an IP header from the VIP to the client, except for its first bytes."""
+    """Return what would be an IP header from the VIP to the client but for its first bytes."""
     addresses = fam.packed(fam.vip) + fam.packed(fam.client)
     if fam.version == 4:
         head = start + bytes(20)[len(start) : 8] + bytes((64, protocol, 0, 0)) + addresses
@@ -101,7 +101,7 @@ def test_a_quoted_header_that_is_none(world: World, fam: Family, hook: str, prot
 
 @pytest.mark.parametrize("proto", [TCP, UDP])
 def test_padding_is_not_quoted(world: World, fam: Family, hook: str, proto: int) -> None:
-    """The packet ends at its length: bytes of the frame after it are neither read nor written, also where the packet would go on there."""
+    """The packet ends where it says: what the frame holds behind it is neither read nor written, also where the packet would go on there."""
     backend = talk(world, fam, hook, proto)
     client = (fam.client, CLIENT_PORT)
     theirs, own = (

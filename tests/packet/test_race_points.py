@@ -107,7 +107,7 @@ def test_both_make_the_flow_and_the_other_took_the_port_last(racing_world: Racin
 def test_a_flow_speaks_while_the_sweeper_takes_it(
     racing_world: RacingWorld, fam: Family, hook: str, *, local: bool
 ) -> None:
-    """The sweeper saw that it had expired; before it takes the entry a packet comes. The connection continues."""
+    """The sweeper saw that it had expired; before it takes the entry a packet comes. The connection goes on."""
     world, points = racing_world.world, racing_world.points
     talk = caller(world, fam, hook, local=local)
     talk.establish()
@@ -180,7 +180,7 @@ def test_a_flow_is_established_while_its_port_is_taken_back(racing_world: Racing
 
 
 def test_a_port_is_another_ones_already_when_it_is_freed(racing_world: RacingWorld, fam: Family, hook: str) -> None:
-    """Two new flows claim the port of a third at once: one gets it, the other one has none."""
+    """Two new flows want the port of a third at once: one gets it, the other one has none."""
     world, points = racing_world.world, racing_world.points
     held = half_open(racing_world, fam, hook)
     quick, late = newcomer(held, 0), newcomer(held, 1)
@@ -197,7 +197,7 @@ def test_a_port_is_another_ones_already_when_it_is_freed(racing_world: RacingWor
 
 @pytest.fixture(scope="module")
 def moving_world() -> Iterator[tuple[Change, RacePoints]]:
-    """Load programs for tables that grow, those with both tables with race points."""
+    """Load programs for tables that grow, those that know both tables with race points."""
     points = RacePoints()
     try:
         for change in changes(SMALL, GROWN, race_artifact(), points.splice):

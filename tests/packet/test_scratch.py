@@ -1,4 +1,4 @@
-"""The record that a program passes to the next one is of this packet: other bytes in it have no effect."""
+"""What a program finds in the record that the one before hands to it is of this packet: anything else that lies there says nothing."""
 
 from __future__ import annotations
 

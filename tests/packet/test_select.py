@@ -45,7 +45,7 @@ def test_random_spreads_evenly(world: World, fam: Family, hook: str) -> None:
 
 
 def test_frontends_choose_for_themselves(world: World, fam: Family, hook: str) -> None:
-    """The same client ports at two addresses and at two ports: each frontend spreads them independently."""
+    """The same client ports at two addresses and at two ports: each frontend spreads them anew."""
     backends = remotes(world, fam, 4)
     frontends = ((fam.vip, 80), (fam.vip2, 80), (fam.vip, 81))
     for address, port in frontends:

@@ -23,7 +23,7 @@ def test_less_than_a_record(world: World, fam: Family, program: str, size: int, 
 
 @pytest.mark.parametrize("what", range(4))
 def test_the_mover_without_a_resize(world: World, fam: Family, what: int) -> None:
-    """There is nothing to move: the record does not change, with any request."""
+    """There is nothing to move: the record stays as it was, whatever it asks for."""
     backend = world.backend(fam, fam.remote(1), 8080)
     world.service(fam, fam.vip, 80, TCP, [backend])
     data = LB_MIGRATE.pack(0, 16, what, 0, 0, 0, 0, 0)

@@ -21,7 +21,7 @@ STAMPS_AT = {
     4: 32 + 24 + 2,
     6: 64 + 48 + 2,
 }  # of a bucket's bytes: the entries of its second one, those of the spill map
-BEGAN = {"at once": 0, "late in a stamp": STAMP - 1, "as ticks start again": WRAP - Clock.START % WRAP + 3}
+BEGAN = {"at once": 0, "late in a stamp": STAMP - 1, "as ticks begin anew": WRAP - Clock.START % WRAP + 3}
 
 
 def spilled(timed: TimedWorld, fam: Family, hook: str) -> Caller:
@@ -34,7 +34,7 @@ def spilled(timed: TimedWorld, fam: Family, hook: str) -> Caller:
 
 @pytest.mark.parametrize("began", list(BEGAN))
 def test_a_spilled_flow_is_found_to_its_last_tick(still_world: TimedWorld, fam: Family, hook: str, began: str) -> None:
-    """After silence of the longest time-out it keeps its backend, although its service has another one now."""
+    """Silent for the longest time-out it goes on to its backend, though its service has another one by now."""
     still_world.clock.pass_ticks(BEGAN[began])
     talk = spilled(still_world, fam, hook)
     other = still_world.world.backend(fam, fam.local(2), 8080, local=True)

@@ -103,14 +103,14 @@ def test_source_route(world: World, hook: str, kind: type[Packet]) -> None:
         assert out.counted == {Reason.PASS_UNSUPPORTED: 1}
     through = routed(kind(routers=stops, pointer=12))  # beyond its 11 bytes: the route is at its end
     seen = wire.parse(world.run(hook, through).packet)
-    assert seen is not None  # scapy sums up the last stop in place of the destination, so the checksum is not checked
+    assert seen is not None  # scapy sums up the last stop in place of the destination, so the checksum says nothing
     assert (seen.dst, seen.dport) == (fam.packed(backend.address), 8080)
     recorded = routed(IPOption_RR(routers=stops))
     expect.forwarded_to(world.run(hook, recorded), recorded, backend)
 
 
 def test_broken_options(world: World) -> None:
-    """An option with a length shorter than its own head, or longer than the header, ends the search."""
+    """An option that says it is shorter than its own head, or longer than the header, ends the search."""
     fam = craft.V4
     backend = world.backend(fam, fam.remote(1), 8080)
     world.service(fam, fam.vip, 80, TCP, [backend])

@@ -1,4 +1,4 @@
-"""A run of the sweeper: its counts of flows, and its progress."""
+"""A run of the sweeper: what it says of the flows it met, and how far it has come."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ HIGHEST_BIT = {
 
 
 def talks(timed: TimedWorld, fam: Family, hook: str, proto: int = TCP, count: int = WAYS) -> list[Caller]:
-    """Return clients of a local backend that have sent no data yet, by the ports from 40000 on."""
+    """Return clients of a local backend that have said nothing yet, by the ports 40000 and on."""
     first = caller(timed.world, fam, hook, proto, local=True)
     return [dataclasses.replace(first, port=40000 + n) for n in range(count)]
 
@@ -77,7 +77,7 @@ def test_a_place_that_was_freed_comes_before_one_that_is_held(still_world: Timed
 
 
 def test_one_that_has_expired_stays_while_an_entry_is_free(still_world: TimedWorld, fam: Family, hook: str) -> None:
-    """Its client may come back: the new flow has the only free entry."""
+    """Its client may come back: the new flow has the only entry that nobody has."""
     for turn in range(WAYS - 1):
         still_world.reset()
         flows = talks(still_world, fam, hook, count=WAYS - 1)
@@ -144,7 +144,7 @@ def test_of_one_age_each_has_its_turn(still_world: TimedWorld, fam: Family, hook
 
 
 def test_who_enters_proves_its_own_handshake(still_world: TimedWorld, fam: Family, hook: str) -> None:
-    """The entry's last flow was answered: that has no effect on the new one, whose client has sent a SYN and an ACK."""
+    """The entry's last flow was answered: that says nothing of the new one, whose client has sent a SYN and an ACK."""
     old, *others = talks(still_world, fam, hook)
     for talk in others:
         talk.establish()
@@ -157,7 +157,7 @@ def test_who_enters_proves_its_own_handshake(still_world: TimedWorld, fam: Famil
     assert [flow.state for flow in table.flows(still_world.world, fam) if flow.port == new.port] == [table.NEW]
 
 
-ENDS = {  # protocol, segments, ticks for which the entry is safe
+ENDS = {  # protocol, what is said, ticks for which the entry is safe
     "middle": (TCP, ["A"], 1),
     "closing": (TCP, ["S", "<SA", "A", "<R"], ticks_of(DEFAULTS.timeout_closing_s)),
     "established": (TCP, ["S", "<SA", "A"], ticks_of(DEFAULTS.timeout_tcp_s)),

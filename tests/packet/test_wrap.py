@@ -94,7 +94,7 @@ def test_a_flow_of_any_age_keeps_its_hands_off_a_port_that_is_another_ones(
             assert taker.is_answered()
             if sweeper == "died" and passed < WRAP:
                 timed.sweep(fam, share=0.4)
-        with undone(world, fam, until):  # each age is tested again
+        with undone(world, fam, until):  # each age is met anew
             if sweeper == "late" and age > WRAP:
                 timed.sweep(fam)
             held.send("A")
@@ -104,7 +104,7 @@ def test_a_flow_of_any_age_keeps_its_hands_off_a_port_that_is_another_ones(
 
 @contextmanager
 def undone(world: World, fam: Family, until: int) -> Iterator[None]:
-    """Restore the tables, and the programs' setting of ages."""
+    """Put the tables back to what they were, and what the programs were told of ages."""
     names = (f"lb{fam.version}_flow", f"lb{fam.version}_snat")
     kept = {}
     for name in names:
@@ -120,7 +120,7 @@ def undone(world: World, fam: Family, until: int) -> Iterator[None]:
 def test_without_an_agent_for_days_connections_in_use_keep_their_place(
     one_port_world: TimedWorld, fam: Family, hook: str
 ) -> None:
-    """No sweep for three days: a connection with a packet every hour continues, and keeps the only port."""
+    """Nobody sweeps for three days: a connection that speaks every hour goes on, and keeps the only port."""
     timed, world = one_port_world, one_port_world.reset()
     held = Caller(world, service(world, fam), hook=hook)
     held.establish()
@@ -137,7 +137,7 @@ def test_without_an_agent_for_days_connections_in_use_keep_their_place(
 def test_a_silent_connection_whose_port_is_still_its_own_goes_on(
     one_port_world: TimedWorld, fam: Family, hook: str
 ) -> None:
-    """No other flow claimed the port: at any age the next packet goes to the same backend, and after it the port is not given away."""
+    """Nobody wanted the port: at any age the next packet goes where the last one went, and from then on the port is not given away."""
     for age in (TCP_TICKS + 5, WRAP - 1, WRAP, WRAP + 1, WRAP + 30, WRAP + 300, 2 * WRAP, 3 * WRAP + 30):
         timed, world = one_port_world, one_port_world.reset()
         held = Caller(world, service(world, fam), hook=hook)
@@ -204,7 +204,7 @@ WEIGHTS = [12] * 15 + [3] * (len(JUMPS) - 15)
 
 @dataclass
 class Model:
-    """The expected state of each client, without reading the tables."""
+    """What may be said of each client without a look into the tables."""
 
     timed: TimedWorld
     fam: Family
@@ -212,7 +212,7 @@ class Model:
     callers: list[Caller]
     base: dict[int, int]  # by protocol: slot of port 0 towards the backend, modulo the number of slots
     sweeps: float  # how often
-    seen: dict[tuple[str, int, int], int] = field(default_factory=dict)  # established flows: time of their last packet
+    seen: dict[tuple[str, int, int], int] = field(default_factory=dict)  # established flows: when they were last heard
     did: Counter[str] = field(default_factory=Counter)
 
     def key(self, who: Caller) -> tuple[str, int, int]:
@@ -323,7 +323,7 @@ def walked_world(request: pytest.FixtureRequest) -> Iterator[tuple[TimedWorld, i
 def test_no_answer_ever_goes_to_another_client(
     walked_world: tuple[TimedWorld, int], fam: Family, hook: str, sweeps: float
 ) -> None:
-    """With any order of packets and sweeps: the source port of a packet is its client's, and live connections stay."""
+    """Whoever speaks when, whatever was swept: the port a packet is sent from is its client's, and live connections stay."""
     timed, clients = walked_world
     model = model_of(timed, fam, hook, clients, sweeps)
     for _ in range(STEPS):

@@ -41,7 +41,7 @@ _C1, _C2 = 0x9E3779B97F4A7C15, 0x9FB21C651E98DF25  # of fast_path_csum()
 
 
 def conversation(timed: TimedWorld, fam: Family, proto: int, *, local: bool) -> Caller:
-    """Establish a flow with its next hop to the client, and send a client's packet two ticks later."""
+    """Let a flow be established, its next hop to the client be learned, and its client say something two ticks later."""
     world = timed.world
     for n in range(2, OLDER_BACKENDS + 2):
         world.backend(fam, fam.remote(n), 8080, proto)

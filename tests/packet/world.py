@@ -346,7 +346,7 @@ class World:
         return self.service(family, address, 0, 0, flags=TYPE_CLUSTER_IP, ident=0)
 
     def ranges(self, row: ServiceRow, cidrs: Iterable[str], value: int = 0) -> None:
-        """Enter source ranges (`ADDRESS/BITS`) of a frontend with the flags for them."""
+        """Enter source ranges (`ADDRESS/BITS`) of a frontend whose flags say so."""
         rows = []
         for cidr in cidrs:
             text, bits = cidr.split("/")

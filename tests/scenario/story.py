@@ -79,7 +79,7 @@ def flags(words: list[str]) -> Flags:
 
 
 class Agent:
-    """The agent's processing of objects, without a kernel: files -> resolve -> ids -> plan -> maps."""
+    """What the agent does with objects, without a kernel: files -> resolve -> ids -> plan -> maps."""
 
     def __init__(self, folder: Path, given: Flags) -> None:
         self.folder, self.given = folder, given
@@ -153,10 +153,10 @@ class Story:
             assert self.agent is not None, f"line {block.line}: there is no agent"
             if first == "set-state":
                 self.agent.set_state(*rest)
-                assert not any(block.text), f"line {block.line}: set-state has no text; sync has"
+                assert not any(block.text), f"line {block.line}: set-state says nothing; sync does"
             elif first == "restart":
                 self.agent.restart()
-                assert not any(block.text), f"line {block.line}: restart has no text; sync has"
+                assert not any(block.text), f"line {block.line}: restart says nothing; sync does"
             elif first == "sync":
                 self.sync(block, flags(rest))
             else:
