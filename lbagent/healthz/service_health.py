@@ -34,7 +34,7 @@ class ServiceHealthPort(Struct, frozen=True):
 
 
 class HealthCheckedRows:
-    """The rows with a healthCheckNodePort, kept from State to State: most changes affect none."""
+    """The rows with a healthCheckNodePort, kept from State to State: most changes concern none."""
 
     def __init__(self) -> None:
         self._services: tuple[SVC, ...] = ()

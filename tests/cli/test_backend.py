@@ -50,7 +50,7 @@ def test_list_forms(lb: Run, agent: Agent) -> None:
 
 
 def test_list_says_which_way_packets_take(lb: Run, agent: Agent) -> None:
-    """With -o wide, and without it when XDP programs leave the packets of one backend to tc."""
+    """With -o wide, and by itself as soon as XDP programs leave the packets of one backend to tc."""
     agent.ways = {1: BackendWay("stack"), 2: BackendWay("xdp", "eth0"), 3: BackendWay("xdp", "eth0")}
     assert "WAY" not in lb("backend", "list").out
     header, *lines = (line.split() for line in lb("backend", "list", "-o", "wide").out.splitlines())

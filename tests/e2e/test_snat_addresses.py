@@ -19,7 +19,7 @@ pytestmark = pytest.mark.early
 
 PORTS = ("--snat-ports", "2000-2063")
 FIRST, FURTHER, LATE = ("10.77.1.1", "fd77:1::1"), ("10.77.1.77", "fd77:1::77"), ("10.77.1.79", "fd77:1::79")
-EACH = 100  # connections of a family: 64 get a port of the first address, minus some that the search misses
+EACH = 100  # connections of a family: 64 find a port of the first address, less some that the search misses
 
 
 def options(*addresses: str) -> tuple[str, ...]:
@@ -28,14 +28,14 @@ def options(*addresses: str) -> tuple[str, ...]:
 
 
 def add(cluster: Cluster, *addresses: str, how: str = "add") -> None:
-    """Add addresses to the node's device towards b1, or remove them."""
+    """Give the node addresses on the device that leads to b1, or take them away."""
     for address in addresses:
         rest = "/64 dev lan1 nodad preferred_lft 0" if ":" in address else "/24 dev lan1"
         cluster.lab.node.ip(f"addr {how} {address}{rest}")
 
 
 def connect(cluster: Cluster, vip: str, count: int) -> list[socket.socket]:
-    """Open so many connections; failed ones are left out."""
+    """Open so many connections; those that do not come about are left out."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
     out = []
@@ -47,7 +47,7 @@ def connect(cluster: Cluster, vip: str, count: int) -> list[socket.socket]:
 
 
 def seen_as(sockets: Sequence[socket.socket]) -> Counter[str]:
-    """Send a request on every connection; return the clients' addresses at the backend."""
+    """Ask by every connection; return as whom the backend sees them."""
     return Counter(traffic.request(sock).decode().split()[1] for sock in sockets)
 
 
@@ -63,14 +63,14 @@ def conditions(cluster: Cluster) -> dict[str, str]:
 
 
 def metric(cluster: Cluster, start: str) -> float:
-    """Return the value of a metric's only sample with this prefix."""
+    """Return the value of a metric's only sample that begins so."""
     (line,) = (line for line in cluster.agent.api.metrics().splitlines() if line.startswith(start))
     return float(line.split()[-1])
 
 
 @pytest.mark.parametrize("attach", ["xdp", "tc"])
 def test_one_backend_has_more_connections_than_ports(fresh: Callable[..., Cluster], attach: str) -> None:
-    """All are established, and continue over a restart with more addresses; with one less only those of that one end."""
+    """All come about, and live on over a restart with more addresses; with one less only those of that one end."""
     cluster = fresh(attach, *PORTS, *options(*FURTHER))
     add(cluster, *FURTHER)
     cluster.web("b1").write(cluster.folder)
@@ -91,7 +91,7 @@ def test_one_backend_has_more_connections_than_ports(fresh: Callable[..., Cluste
 
     cluster.agent.stop()
     add(cluster, *LATE)
-    # in another order: existing ones keep their numbers
+    # in another order: those that are there keep their numbers
     cluster.agent.arguments = [*PORTS, *options(*LATE, *FURTHER)]
     cluster.agent.start()
     assert {vip: seen_as(sockets[vip]) for vip in WEB} == before
@@ -116,7 +116,7 @@ def test_one_backend_has_more_connections_than_ports(fresh: Callable[..., Cluste
 
 
 def test_an_address_that_the_node_lacks(fresh: Callable[..., Cluster]) -> None:
-    """It is reported, and not used until it exists; without it the limit is reported with the remedy."""
+    """It is named, and not used until it is there; without it the limit is named with what raises it."""
     cluster = fresh("xdp", *PORTS, *options(*FURTHER))
     add(cluster, FURTHER[1])
     cluster.web("b1").write(cluster.folder)
@@ -151,7 +151,7 @@ def test_an_address_that_the_node_lacks(fresh: Callable[..., Cluster]) -> None:
 
 
 def test_a_reload_takes_addresses_over(fresh: Callable[..., Cluster]) -> None:
-    """SIGHUP is enough, and no connection is affected."""
+    """SIGHUP is enough, and no connection notices."""
     cluster = fresh("tc", *PORTS)
     add(cluster, *FURTHER)
     cluster.web("b1").write(cluster.folder)
