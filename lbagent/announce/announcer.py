@@ -156,7 +156,7 @@ class DueTimes:
 
 
 class Announcer:
-    """Owns lb_vip, the Leases of addresses, and the frames that are sent about them."""
+    """Owner of lb_vip, of the Leases of addresses, and of what is sent about them."""
 
     def __init__(
         self,
@@ -447,7 +447,7 @@ class Announcer:
         grace_s, election, failure = self.pools.l2.restart_grace_s, self.election, ""
         if not self._is_written:
             self._answers = self._placements.answers(self._answering)
-            if self.wanted is None:  # entries of an earlier agent are kept until the desired addresses are known
+            if self.wanted is None:  # what an earlier agent left is kept until it is known what is wanted
                 self._answers = {place: mac for place, mac in self._map.places.items() if place[1] in self._answering}
             self._groups.use(self._answers.keys())
         for address, order in orders:
@@ -466,7 +466,7 @@ class Announcer:
                 failure = str(error)
         if failure and failure != self.problem:
             log.error("addresses could not be announced", extra={"error": failure})
-        self.problem, self._is_written = failure, True  # the maps' refresh_at() retries a failed write
+        self.problem, self._is_written = failure, True  # the maps' refresh_at() has a failed write tried again
 
     def former_leader(self, address: bytes) -> str:
         """Return the previous leader, to which segments of older connections are forwarded, '' for none."""

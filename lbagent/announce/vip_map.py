@@ -27,7 +27,7 @@ NS = 1_000_000_000
 
 
 class VipMap:
-    """Owns the entries of lb_vip, or of lb_former_leader: a MAC address by device and address."""
+    """Owner of the entries of lb_vip, or of lb_former_leader: a MAC address by device and address."""
 
     def __init__(self, maps: LBMaps, restart_grace_s: float, name: str = MAP) -> None:
         self._maps, self._name = maps, name

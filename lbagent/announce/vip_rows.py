@@ -26,14 +26,14 @@ class _Standing(NamedTuple):
 
 
 def require_announcer(announcer: Announcer | None) -> Announcer:
-    """Return the announcers. Raises NotFound for an agent without --announce."""
+    """Return what there is. Raises NotFound for an agent that announces nothing."""
     if announcer is None:
         raise NotFound("this agent announces no addresses; start it with --announce FILE, a file of address pools")
     return announcer
 
 
 def announced_vips(announcer: Announcer | None) -> dict[tuple[str, str], bool]:
-    """Return whether this node announces an address, by address and mode; nothing without an announcer."""
+    """Return whether this node announces it, by address and mode; nothing without an announcer."""
     return {(row.address, row.mode): row.state == ANNOUNCED for row in (vip_rows(announcer) if announcer else ())}
 
 

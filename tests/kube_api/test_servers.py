@@ -1,4 +1,4 @@
-"""A real API server that dies, loses its data, is replaced, or does not stream lists. Each test has its own server."""
+"""A real API server that dies, forgets, is another one, or does not stream lists. Each test has a server of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SERVICES = 20
 
 @pytest.fixture
 def front(own: Cluster) -> Iterator[Proxy]:
-    """A proxy in front of the test's own server."""
+    """A proxy before the test's own server."""
     proxy = Proxy(own.plane.namespace, 6443)
     yield proxy
     proxy.close()
@@ -25,7 +25,7 @@ def front(own: Cluster) -> Iterator[Proxy]:
 
 @pytest.fixture
 def config(own: Cluster, front: Proxy, tmp_path: Path) -> Path:
-    """A kubeconfig that is valid for every server of the test."""
+    """A kubeconfig that is good for whatever server is there."""
     return own.plane.kubeconfig(own.plane.lasting_token, tmp_path / "kubeconfig", front.port)
 
 
@@ -81,7 +81,7 @@ async def test_a_history_that_was_compacted(own: Cluster, front: Proxy, config: 
         )
         assert one.deleted == {"default/web-0"}
         seen = last_requests(own, since, "services")
-        assert any("resourceVersion" in query for query in seen)  # it resumes the watch, and gets 410
+        assert any("resourceVersion" in query for query in seen)  # it asks where it stopped, and is told 410
         assert any("sendInitialEvents" in query for query in seen)  # so it lists again
         assert len(own.plane.requests()) - since <= 6 * 6
         await one.converges(config)
@@ -93,7 +93,7 @@ def fill_more(cluster: Cluster) -> None:
 
 
 async def test_a_server_that_is_another_and_empty_one(own: Cluster, config: Path) -> None:
-    """Its version is older, so a watch resumed from the old one would receive nothing until a bookmark (60 s) or a time-out."""
+    """Its version is older, so a watch that went on from the old one would hear nothing until a bookmark (60 s) or silence told."""
     own.plane.start()
     own.prepare()
     fill(own, SERVICES)

@@ -25,7 +25,7 @@ class NativePools(NamedTuple):
 
 
 async def rows(native: NativePools | None) -> list[ApilbRow]:
-    """Return all instances, in the order of the files. Raises NotFound without native pools."""
+    """Return every instance, in the order of the files. Raises NotFound without native pools."""
     if native is None:
         raise NotFound("this agent serves no native pools: it was started without --apilb")
     connections = await asyncio.to_thread(native.reset.count)
@@ -48,7 +48,7 @@ def _row(source: NativeSource, pool: ServedInstance, connections: Counter[tuple[
 
 
 def sample(native: NativePools | None) -> ApilbSample | None:
-    """Return the values of the metrics."""
+    """Return what the metrics show."""
     if native is None:
         return None
     source, samples = native.source, []

@@ -172,7 +172,7 @@ def _age(seconds: float) -> str:
 
 
 def _without_agent(bpffs: str) -> None:
-    """Return what an agent that ended left serving; leave out what cannot be read."""
+    """Say what an agent that is gone has left serving; whatever cannot be read is left out."""
     from lbagent.bpf.load.attach import attached
     from lbagent.maps.kernel_maps import KernelMaps
     from lbagent.maps.pins import pin_dir

@@ -22,7 +22,7 @@ SETTLE_S = 1.0  # an entry that changes while the maps are read one after anothe
 def verify(socket: str, bpffs: str, form: str) -> int:
     """Read the maps and name each inconsistency: slots, backends, path records, tables, the prefilter.
 
-    When the agent that owns the maps answers, it compares them with what it wrote, and the paths with its state.
+    When the agent answers whose maps they are, it compares them with what it wrote, and the paths with its state.
 
     Exit code 0: the maps are consistent; they are also during a change. 1: at least one inconsistency is named.
     """
@@ -44,7 +44,7 @@ def verify(socket: str, bpffs: str, form: str) -> int:
 
 
 def _differences(client: AgentClient, bpffs: str) -> list[str]:
-    """Return the findings of the agent with these pins; nothing when none answers."""
+    """Return what the agent with these pins says; nothing when none answers."""
     try:
         if os.path.realpath(client.status()["bpffs"]) != os.path.realpath(bpffs):
             return []

@@ -166,7 +166,7 @@ class UpnpGateway(Gateway):
 
 
 async def open_gateway(url: Url) -> UpnpGateway:
-    """Read a description and return the connection to use: the first one with a WAN address. Raises GatewayUnreachable."""
+    """Read a description and return the connection to use: the first one that has a WAN address. Raises GatewayUnreachable."""
     answer = await exchange("GET", url, {})
     if answer.status != 200:
         raise GatewayUnreachable(f"{url}: status {answer.status}")

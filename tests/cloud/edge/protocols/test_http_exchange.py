@@ -1,4 +1,4 @@
-"""Requests to a router: what is sent, and which answers are accepted."""
+"""Requests to a router: what is sent, and which answers are taken."""
 
 from __future__ import annotations
 
