@@ -41,13 +41,13 @@ build: setup ## compile the BPF programs (only when their sources changed)
 demo: need-root build ## show the agent at work on real traffic, ten seconds (ATTACH=tc: the other hook)
 	@exec $(PYTHON) examples/demo/run.py $(ARGS)
 
-demo-k8s: need-root build ## the same with a real kube-apiserver, etcd and controllers, one minute (built once from Go modules: four minutes more)
+demo-k8s: need-root build ## the same with a real kube-apiserver, etcd and controllers, one minute (the first time four minutes more, to build Go modules)
 	@exec $(PYTHON) examples/demo_k8s/run.py $(ARGS)
 
 demo-cloud: need-root build ## addresses for Services of type LoadBalancer: ARP, BGP and UPnP, while a node and an agent die; 45 seconds
 	@exec $(PYTHON) examples/demo_cloud/run.py $(ARGS)
 
-demo-apilb: need-root build ## kubelets before three API servers that die, are drained and added: native mode, and HAProxy beside it; one minute
+demo-apilb: need-root build ## kubelets with three API servers that die, are drained and added: native mode, and HAProxy for comparison; one minute
 	@exec $(PYTHON) examples/demo_apilb/run.py $(ARGS)
 
 demo-shell: need-root build ## set up the namespaces of the demo and open a shell there
@@ -79,16 +79,16 @@ bench-cloud: need-root build ## measure addresses of LoadBalancers beside MetalL
 bench-compare: need-root build ## compare the packet programs with those of another built checkout (OTHER=../before)
 	@exec $(PYTHON) -m bench.compare $(OTHER) $(ARGS)
 
-chaos: need-root build ## break everything around the agent for ten minutes while honest clients are watched (SEED=: the same again)
+chaos: need-root build ## break everything around the agent for ten minutes and check its clients (SEED=: the same order of faults)
 	@exec $(PYTHON) -m tests.chaos $(if $(filter command line environment,$(origin SEED)),--seed $(SEED)) $(ARGS)
 
-fuzz: need-root build ## run random and broken packets through the programs (N=1000000: how many)
+fuzz: need-root build ## run random and invalid packets through the programs (N=1000000: number of packets)
 	@exec $(PYTHON) -m tests.packet.fuzz $(N) $(ARGS)
 
-mutants: need-root build ## change the sources in small ways and name the changes no test notices (N=, SEED=, FILES=, ALL=1)
+mutants: need-root build ## change the sources in small ways and list the changes that no test detects (N=, SEED=, FILES=, ALL=1)
 	@exec nice $(PYTHON) -m tests.mutants -n $(COUNT) --seed $(SEED) $(ARGS) $(FILES)
 
-lint: setup ## check the code: ruff, mypy strict, which module may import which; tables and words of the documents
+lint: setup ## check the code: ruff, mypy strict, which module may import which; tables of the documents; plain words in documents and code
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m mypy

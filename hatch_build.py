@@ -1,8 +1,8 @@
-"""What the wheel needs besides the Python files: compiled programs, and a tag that says for which kind of processor they are.
+"""Build hook of the wheel: adds the compiled programs, and a tag with their kind of processor.
 
 `pip wheel .` and `pip install .` compile the programs when they are missing or older than their sources. That needs BCC (apt:
 python3-bpfcc) on the machine that builds; it is found from an isolated build environment too (bpf/compiler/compile.py).
-The sdist holds the sources, and the built programs where they are there; a wheel made from it is built in the same way.
+The sdist has the sources, and the built programs if they exist; a wheel from it is built in the same way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class CompiledPrograms(BuildHookInterface):  # type: ignore[type-arg]
     """Found by hatchling through [tool.hatch.build.targets.wheel.hooks.custom]."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile what is stale and set the tag, before the wheel is written. An editable install (`make setup`) compiles later."""
+        """Compile stale programs and set the tag, before the wheel is written. An editable install compiles later."""
         if version != "standard":
             return
         build_programs(self.root)
@@ -32,15 +32,15 @@ class CompiledPrograms(BuildHookInterface):  # type: ignore[type-arg]
 
 
 def build_programs(root: str) -> None:
-    """Compile the programs of a checkout unless they are up to date; end with one sentence where that is not possible."""
+    """Compile the programs of a checkout unless they are up to date; end with one sentence if that fails."""
     # -P: pip's build directory must not shadow the standard library; PYTHONPATH: pip empties it of this checkout
     done = subprocess.run(
         [sys.executable, "-P", "-m", "lbagent.bpf.compiler"],
         cwd=root, env=dict(os.environ, PYTHONPATH=root), capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode or not Path(root, ARTIFACT).is_file():
-        said = done.stderr.strip().splitlines() or ["the build of the programs said nothing"]
-        sys.stderr.writelines(f"{line}\n" for line in said[1:])  # all that clang said
+        lines = done.stderr.strip().splitlines() or ["the build of the programs printed nothing"]
+        sys.stderr.writelines(f"{line}\n" for line in lines[1:])  # clang's messages
         raise SystemExit(
-            f"lbagent: no package without its BPF programs: {said[0]} (`make build` in a checkout does both)"
+            f"lbagent: no package without its BPF programs: {lines[0]} (`make build` in a checkout does both)"
         )

@@ -1,1 +1,1 @@
-"""Benchmarks: ratios taken in one run, of our programs and of the yardsticks in `reference/`. `make bench`, `python -m bench --quick`."""
+"""Benchmarks: ratios within one run, of lbagent's programs and of the reference programs in `reference/`. `make bench`, `python -m bench --quick`."""

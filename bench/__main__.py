@@ -32,7 +32,7 @@ def measure_datapath(*, quick: bool) -> list[dict[str, Any]]:
 
 
 def measure_mix(*, quick: bool) -> list[dict[str, Any]]:
-    """Let floods of every kind come to both families."""
+    """Run floods of every kind for both families."""
     rows = []
     for family in FAMILIES:
         for row in mix.measure(family, quick=quick):
@@ -42,7 +42,7 @@ def measure_mix(*, quick: bool) -> list[dict[str, Any]]:
 
 
 def measure_race(*, quick: bool) -> list[dict[str, Any]]:
-    """Run two CPUs against each other."""
+    """Run two CPUs on one table."""
     out = []
     for family in FAMILIES:
         with race.race(family) as made:
@@ -72,7 +72,7 @@ def measure_kube(*, quick: bool) -> dict[str, Any]:
     return {"machine": report.machine(), "quick": quick, **kube.measure(quick=quick, say=say)}
 
 
-# Parts with tables of their own in the document: what it and results.json have of the other parts stays when only these are measured.
+# Parts with their own tables in the document: measuring only these keeps the other parts of it and of results.json.
 APART: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "flows": (report.FLOWS_BEGIN, report.flows),
     "kube": (report.KUBE_BEGIN, kube_tables.text),

@@ -1,4 +1,4 @@
-"""What the programs `python -m bench` and `python -m bench.NAME` have in common: arguments, results.json, tables, missed targets."""
+"""The common parts of `python -m bench` and `python -m bench.NAME`: arguments, results.json, tables, missed targets."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Benchmark(NamedTuple):
 
 
 def say(text: str) -> None:
-    """Report progress where it does not mix with the tables."""
+    """Report progress on stderr, apart from the tables."""
     print(text, file=sys.stderr, flush=True)
 
 
 def parser(benchmark: Benchmark, times: str) -> argparse.ArgumentParser:
-    """Return a parser of what every benchmark takes; `times` says what there are 20 of."""
+    """Return a parser of the common arguments; `times` is the help text of --times."""
     made = argparse.ArgumentParser(prog=f"python -m bench.{benchmark.name}", description=benchmark.about)
     made.add_argument("--only", choices=benchmark.rows, action="append", help="measure only this row (repeatable)")
     made.add_argument("--times", type=int, default=20, help=times)
@@ -37,10 +37,10 @@ def parser(benchmark: Benchmark, times: str) -> argparse.ArgumentParser:
 
 
 def is_root(target: str) -> bool:
-    """Return whether this is root; else say what to do."""
+    """Return whether this is root; else print what to do."""
     if os.geteuid() == 0:
         return True
-    say(f"the benchmark loads BPF programs and makes network namespaces: run it as root (sudo make {target})")
+    say(f"the benchmark loads BPF programs and creates network namespaces: run it as root (sudo make {target})")
     return False
 
 
@@ -56,7 +56,7 @@ def run(benchmark: Benchmark, measure: Callable[[], Mapping[str, Any]], *, docum
 
 
 def show(bodies: Mapping[str, str], began: float, *, document: bool) -> None:
-    """Print tables, by their marks in docs/benchmarks.md, and put them there if asked to; then name the rows that miss a target."""
+    """Print tables, by their marks in docs/benchmarks.md, and with --document write them there; then list rows that miss a target."""
     for begin, body in bodies.items():
         print(body)
         if document:

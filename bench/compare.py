@@ -1,9 +1,9 @@
-"""`python -m bench.compare OTHER_CHECKOUT [--rounds N] [--full]`: the packet programs of this checkout against another's.
+"""`python -m bench.compare OTHER_CHECKOUT [--rounds N] [--full]`: compares the packet programs of this checkout with another's.
 
-Each round starts the other checkout's datapath benchmark and this one's, in turn changing who is first, in processes of their own:
-where the kernel lays the tables moves a row by 5 % and more, and only fresh tables average that out. Compared is each row's
-ratio to the textbook program of the same process; the other checkout must be built (`make build` there). A round takes four to five
-minutes; the table is printed after each. Exit code 0.
+Each round starts the datapath benchmarks of both checkouts, in alternating order, in separate processes: the kernel's placement of
+the tables changes a row by 5 % and more, and only new tables average that out. The compared figure of a row is its ratio to the
+textbook program of the same process; the other checkout must be built (`make build` there). A round takes four to five minutes;
+the table is printed after each. Exit code 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from bench import report
 HERE = Path(__file__).resolve().parents[1]
 ALLOWED = 1.03  # a row that is slower needs a reason in docs/benchmarks.md
 Rows = dict[tuple[str, int, int], float]
-RENAMED = {"packet for nobody": "packet of no service"}  # cases of an older checkout
+# plain words: names of rows in older checkouts
+RENAMED = {"packet for nobody": "packet of no service"}
 
 
 def measured(checkout: Path, *, quick: bool) -> Rows:
@@ -48,7 +49,7 @@ def measured(checkout: Path, *, quick: bool) -> Rows:
 
 
 def rows_of(results: Iterable[Mapping[str, Any]]) -> Rows:
-    """Return ours / textbook by case, as it is called now, family and flows."""
+    """Return ours / textbook by case (with its present name), family and flows."""
     return {
         (RENAMED.get(row["case"], row["case"]), row["family"], row["flows"]): row["ours_over_textbook"]["median"]
         for row in results
@@ -56,7 +57,7 @@ def rows_of(results: Iterable[Mapping[str, Any]]) -> Rows:
 
 
 def table(old: list[Rows], new: list[Rows]) -> str:
-    """Return a line a row: medians over the rounds, their ratio, and whether it is allowed."""
+    """Return a line per row: medians over the rounds, their ratio, and whether it is allowed."""
     lines = []
     for key in old[0]:
         before, after = (statistics.median(rows[key] for rows in side) for side in (old, new))

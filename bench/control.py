@@ -1,4 +1,4 @@
-"""The control plane: from a folder of manifests to the maps, by the real agent as a process of its own.
+"""The control plane: from a folder of manifests to the maps, by the real agent in its own process.
 
 A change is measured from outside: from the moment a changed file is in place (rename) until another process sees the new
 value in the map. That includes inotify, reading, parsing, resolving, planning and writing.
@@ -25,7 +25,7 @@ from tests.lab.netns import wait_for
 from tests.lab.topology import Lab
 
 SERVICES, BACKENDS = 10_000, 10
-SINGLE = 100  # services that have a file of their own, so that a change is one small file
+SINGLE = 100  # services with their own file, so that a change is one small file
 CHANGES = 1000
 SETTLE_S = 2.0
 
@@ -35,7 +35,7 @@ def vip(number: int) -> str:
     return f"10.96.{number >> 8}.{number & 255}"
 
 
-ROUTE = "route add 10.128.0.0/9 via 10.77.1.2"  # to the backends of objects(): `status` ends with 1 where there is none
+ROUTE = "route add 10.128.0.0/9 via 10.77.1.2"  # to the backends of objects(): without a route `status` ends with 1
 
 
 def objects(number: int, backends: int) -> list[dict[str, Any]]:
@@ -80,21 +80,21 @@ class Process:
     agent: Agent
 
     def start(self) -> float:
-        """Start it; return seconds until it says that everything is in the kernel."""
+        """Start it; return seconds until it reports that everything is in the kernel."""
         began = time.monotonic()
         self.agent.start(wait=False)
-        os.setpriority(os.PRIO_PROCESS, self.agent.pid, -20)  # before what else runs here, as the other parts
+        os.setpriority(os.PRIO_PROCESS, self.agent.pid, -20)  # priority over other processes, as in the other parts
         wait_for(lambda: self.agent.ended_or_ready() is None, "the agent", 60)
         return time.monotonic() - began
 
     def resident_mib(self) -> float:
-        """Return VmRSS after it has settled."""
+        """Return VmRSS when it no longer changes."""
         time.sleep(SETTLE_S)
         lines = Path(f"/proc/{self.agent.pid}/status").read_text().splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith("VmRSS"))) / 1024
 
     def cpu_s(self) -> float:
-        """Return the CPU time it has used: what a start costs whatever else the machine does."""
+        """Return its CPU time: the cost of a start, independent of the load of the machine."""
         fields = Path(f"/proc/{self.agent.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

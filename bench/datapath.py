@@ -18,7 +18,7 @@ from lbagent.maps.reasons import Reason
 
 TABLE = 1 << 20  # flows each table can hold
 FLOWS = (1, 4096, 65536, 524288)
-NEW_BURST = 4096  # so that all new flows of a row fill less than a third of the table
+NEW_BURST = 4096  # all new flows of a row fill less than a third of the table
 TX, PASS, DROP = 3, 2, 1
 
 
@@ -40,7 +40,7 @@ class Row:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """Return it for results.json."""
+        """Return the record for results.json."""
         return asdict(self)
 
 
@@ -79,7 +79,7 @@ class Bench:
             self.subject(name).run(count)
 
     def measure(self, limit: int = 0) -> dict[str, list[float]]:
-        """Let loop, wrapper, ours and textbook take turns."""
+        """Run loop, wrapper, ours and textbook in turns."""
         subjects = [Subject("loop", self.loop, self.wrappers["wrapper"].frame, self.ours.ifindex)]
         subjects += [self.subject(name) for name in self.wrappers]
         for subject in subjects:
@@ -100,7 +100,7 @@ class Bench:
         may_drop: bool = False,
         **extra: Any,
     ) -> Row:
-        """Measure what the wrappers are set to and make it a row; a wrong verdict ends the run."""
+        """Measure the wrappers' present packets and return a row; a wrong verdict ends the run."""
         before = self._counts()
         values = self.measure(limit)
         allowed = (verdict, DROP) if may_drop else (verdict,)  # of the burst's last packet
@@ -126,8 +126,8 @@ class Bench:
     def establish(self, flows: int) -> None:
         """Open flows in both programs: a SYN and its SYN-ACK, an ACK and data of the backend.
 
-        In another order than they are measured in: an LRU hands its elements out one after the other, and visiting them in
-        that order would flatter it by up to 40 %.
+        The order differs from the measurement's: an LRU allocates its elements in sequence, and visiting them in that order
+        would improve its figures by up to 40 %.
         """
         self.send(replace(self.request_plan(flows, SYN), in_order=True, answer=SYN_ACK), 2 * flows)
         self.send(replace(self.request_plan(flows, ACK), in_order=True, answer=DATA), 2 * flows)
@@ -164,7 +164,7 @@ class Bench:
         return self.row(case, 0, verdict, target, limit=NEW_BURST)
 
     def no_service(self, flows: int) -> Row:
-        """Measure packets that concern no service."""
+        """Measure packets to no service."""
         self.set(Plan(Tuple(self.shape.client, self.shape.stranger, 0, 443), flows, ACK))
         return self.row("packet of no service", flows, PASS, 0.75 if flows == 1 else 0.0, 1.5 if flows == 1 else 0.0)
 

@@ -1,8 +1,8 @@
-"""A SYN flood beside 65,536 established flows, answered, refused or not: what it costs, and which established packets it harms.
+"""A SYN flood with 65,536 established flows, answered, refused or not: its cost, and the established packets that it harms.
 
-The flood's flows are never seen again, but each SYN comes twice, which is enough for an LRU list to take a flood entry for
-one in use. Tables hold twice the established flows. Established packets go in both directions. After each spell of the mix
-an eighth of them is run one by one and compared, addresses and ports, with how it was translated before the flood.
+The flood's flows do not repeat, but each SYN comes twice, so that an LRU list treats a flood entry as in use. Tables have room for
+twice the established flows. Established packets go in both directions. After each period of the mix an eighth of them is run one
+by one, and addresses and ports are compared with the translation before the flood.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ESTABLISHED = 65536
 BOTH = 2 * ESTABLISHED  # requests and replies
 CHUNKS = 8  # spells of the mix and checks take turns
 SILENT = 0
-ANSWERS = {"silent": SILENT, "answered": SYN_ACK, "refused": RST_ACK}  # what the backends say to the flood
+ANSWERS = {"silent": SILENT, "answered": SYN_ACK, "refused": RST_ACK}  # the backends' answers to the flood
 FLOODS = ((1, "silent"), (15, "silent"), (15, "answered"), (15, "refused"))  # flood SYNs to one established packet
 TX = 3
 
@@ -44,7 +44,7 @@ def open_flows(made: Bench, name: str) -> list[Tuple]:
 
 
 def listed(made: Bench, ratio: int = 0, base: int = 0, answer: int = SILENT) -> Plan:
-    """Return both directions of the established flows, with a flood beside them or without."""
+    """Return both directions of the established flows, with or without a flood."""
     flood = made.shape.flooder if ratio else b""
     plan = replace(made.request_plan(BOTH), listed=True, flood_from=flood, flood_copies=2, flood_ratio=ratio or 1)
     plan = replace(plan, answer=answer)
@@ -52,7 +52,7 @@ def listed(made: Bench, ratio: int = 0, base: int = 0, answer: int = SILENT) -> 
 
 
 def translations(made: Bench, name: str, first: int, count: int) -> list[Tuple | None]:
-    """Run one packet after the other of the list; None where it was not forwarded."""
+    """Run the packets of the list one by one; None for one that was not forwarded."""
     made.wrappers[name].set(listed(made), place=(first, 0))
     subject = made.subject(name)
     out: list[Tuple | None] = []
@@ -63,7 +63,7 @@ def translations(made: Bench, name: str, first: int, count: int) -> list[Tuple |
 
 
 def harm(made: Bench, name: str, ratio: int, packets: int, answer: int = SILENT) -> dict[str, int]:
-    """Send spells of `packets` flood SYNs with established packets between them; count the established ones gone wrong."""
+    """Send periods of `packets` flood SYNs with established packets between them; count wrong established packets."""
     before = translations(made, name, 0, BOTH)
     wrapper, flood_at, seq, size = made.wrappers[name], 0, 0, BOTH // CHUNKS
     lost = {"checked": 0, "misrouted": 0, "dropped": 0, "flood_syns": 0, "never_open": 0}
@@ -73,9 +73,7 @@ def harm(made: Bench, name: str, ratio: int, packets: int, answer: int = SILENT)
         seq, flood_at = wrapper.position
         now = translations(made, name, chunk * size, size)
         for old, new in zip(before[chunk * size : (chunk + 1) * size], now, strict=True):
-            if (
-                old is None
-            ):  # found no SNAT port when it was opened: 16 probes at half load fail once in some thousand flows
+            if old is None:  # got no SNAT port at its start: 16 probes at half load fail once in some thousand flows
                 lost["never_open"] += 1
                 continue
             lost["checked"] += 1

@@ -1,6 +1,6 @@
-"""The flow table read by Python (maps/flow_reader.py): a map in the kernel with a million flows, decoded whole and counted.
+"""Reading the flow table in Python (maps/flow_reader.py): a map with a million flows, decoded completely and counted.
 
-The entries are written into the map, not made by packets: what is in them does not change what reading them costs.
+The entries are written into the map, not created by packets: their values do not change the cost of reading.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEED = 1
 
 @contextlib.contextmanager
 def opened(family: Family) -> Iterator[KernelMaps]:
-    """Make an empty table in the kernel, with nothing pinned."""
+    """Create an empty table in the kernel, without a pin."""
     sizes = Sizes(flow4=ENTRIES, flow6=ENTRIES)
     specs, fds = pins.all_specs(sizes), dict[str, int]()
     try:
@@ -95,7 +95,7 @@ def seconds(read: Callable[[KernelMaps, Family], int], maps: KernelMaps, family:
 
 
 def measure(*, quick: bool) -> list[dict[str, Any]]:
-    """Measure both families, each with a table of its own."""
+    """Measure both families, each with its own table."""
     rounds, rows = QUICK_ROUNDS if quick else ROUNDS, []
     for family in Family:
         with opened(family) as maps, pinned():

@@ -1,7 +1,7 @@
-"""How everything here is measured: short alternating bursts, paired in rounds, medians with quartiles.
+"""The method of all measurements: short alternating bursts, paired in rounds, medians with quartiles.
 
-The clock of a shared virtual machine is bimodal (the same program takes 20 or 30 ns, in spells), so an absolute figure means
-little and a ratio of two programs that took turns every 10 ms means much. See docs/benchmarks.md.
+The clock of a shared virtual machine is bimodal (the same program takes 20 or 30 ns, in periods), so absolute figures are unreliable
+and ratios of two programs that alternate every 10 ms are reliable. See docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -42,33 +42,33 @@ class Subject:
     """One program to run by BPF_PROG_TEST_RUN, a burst at a time."""
 
     def __init__(self, name: str, fd: int, frame: bytes, ifindex: int) -> None:
-        """Take a loaded program, the frame it starts from and the device (of this namespace) it comes in by."""
+        """Take a loaded program, its input frame and the ingress device (of this namespace)."""
         self.name, self.fd, self.frame = name, fd, frame
         self.ctx = struct.pack("<6I", 0, len(frame), 0, ifindex, 0, 0)
         self.repeat = 2000
-        self.limit = 1 << 30  # packets a burst at most
+        self.limit = 1 << 30  # most packets of a burst
         self.verdict = -1
 
     def run(self, repeat: int) -> float:
-        """Run one burst; return ns a packet, of this thread's CPU time (the kernel's own figure is whole ns)."""
+        """Run one burst; return ns per packet of this thread's CPU time (the kernel's own figure is whole ns)."""
         start = time.clock_gettime_ns(time.CLOCK_THREAD_CPUTIME_ID)
         self.verdict = bpf_prog.prog_test_run(self.fd, self.frame, ctx=self.ctx, repeat=repeat).retval
         return (time.clock_gettime_ns(time.CLOCK_THREAD_CPUTIME_ID) - start) / repeat
 
     def once(self) -> tuple[int, bytes]:
-        """Run it on one packet; return the verdict and the packet as it left."""
+        """Run it on one packet; return the verdict and the output packet."""
         out = bpf_prog.prog_test_run(self.fd, self.frame, ctx=self.ctx, room=0)
         return out.retval, out.data
 
     def burst(self) -> float:
-        """Run one burst of about 10 ms; the next one is sized by this one."""
+        """Run one burst of about 10 ms; it determines the size of the next one."""
         cost = self.run(self.repeat)
         self.repeat = max(200, min(self.limit, int(BURST_NS / cost)))
         return cost
 
 
 def rounds(subjects: Sequence[Subject], count: int) -> dict[str, list[float]]:
-    """Let the subjects take turns; return each one's ns a packet, round by round. The first two rounds warm up."""
+    """Run the subjects in turns; return each one's ns per packet by round. The first two rounds warm up."""
     out: dict[str, list[float]] = {subject.name: [] for subject in subjects}
     for number in range(count + 2):
         for subject in subjects:
@@ -79,7 +79,7 @@ def rounds(subjects: Sequence[Subject], count: int) -> dict[str, list[float]]:
 
 
 def net(values: Mapping[str, Sequence[float]], name: str) -> list[float]:
-    """Take the wrapper's own cost off a subject, round by round.
+    """Subtract the wrapper's cost from a subject, round by round.
 
     `wrapper` is the wrapper with `loop` behind it, `loop` the bare loop: their difference is the wrapper and its tail call.
     """

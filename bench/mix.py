@@ -1,8 +1,8 @@
 """Floods of every kind against the default SNAT ports: do new connections get through, and is an established one harmed?
 
-Each case has a service with one backend, so 28,976 ports, and gets 4,000 forged packets a second in real time: BPF_PROG_TEST_RUN
-in spells of a tenth of a second, answered as the case says. Clients connect between the spells; the way of every second one
-takes a second. What is dropped is sent again after a second, as a client's kernel does; two seconds are too long.
+Each case has a service with one backend, so 28,976 ports, and gets 4,000 forged packets per second in real time: BPF_PROG_TEST_RUN
+in periods of a tenth of a second, answered as the case defines. Clients connect between the periods; the path of every second one
+takes a second. A dropped packet is repeated after a second, as by a client's kernel; after two seconds a client has failed.
 """
 
 from __future__ import annotations
@@ -34,19 +34,22 @@ from tests.lab.flood import segment
 
 RATE, SPELL_S = 4000, 0.1
 SECONDS, QUICK_SECONDS = 30.0, 12.0
-FULL_S = 8.0  # by then every port is held: clients are counted from here on, and TAIL_S beyond the flood's end
+FULL_S = 8.0  # at this time every port is in use: clients count from here to TAIL_S after the flood's end
 TAIL_S = 4.0
 PATIENCE_S, AGAIN_S, FAR_S = 2.0, 1.0, 1.0
 ESTABLISHED = 20  # flows of each case
 TALK_S = 3.0  # between two exchanges of an established UDP flow
-MANY, FEW = 1 << 30, 1 << 15  # flows of a flood: never the same again; two addresses, each tuple again after 8 seconds
+MANY, FEW = (
+    1 << 30,
+    1 << 15,
+)  # flows of a flood: never repeated; two addresses, with each tuple repeated after 8 seconds
 ISN = 0x20000000  # of the backend
 TX = 3
 
 
 @dataclass(frozen=True)
 class Case:
-    """A flood: its packets in turns (flags, what the backend answers), of how many flows."""
+    """A flood: its packets in turns (flags, the backend's answer), and its number of flows."""
 
     name: str
     packets: tuple[tuple[int, int], ...]
@@ -71,7 +74,7 @@ CASES = (
 
 @dataclass
 class Outcome:
-    """What became of the clients of one case at one program."""
+    """The results of the clients of one case with one program."""
 
     tried: int = 0
     served: int = 0
@@ -80,7 +83,7 @@ class Outcome:
 
 
 class Side:
-    """One program as the two ends of a connection meet it."""
+    """One program between the two ends of a connection."""
 
     def __init__(self, made: Bench, name: str, service: Service) -> None:
         """Take the program under test, not its wrapper."""
@@ -89,7 +92,7 @@ class Side:
         self.ifindex, self.wrapper = made.ours.ifindex, made.wrappers[name]
 
     def send(self, ends: Tuple, flags: int, seq: int = 1, ack: int = 0) -> Tuple | None:
-        """Send a packet; return its tuple as it leaves, None if it does not."""
+        """Send a packet; return its output tuple, None if it is dropped."""
         frame = segment(
             (ends.src, ends.dst, ends.sport, ends.dport), flags, seq=seq, ack=ack, macs=NODE_MAC + CLIENT_MAC
         )
@@ -98,34 +101,34 @@ class Side:
         return tuple_of(out.data) if out.retval == TX else None
 
     def reply(self, sent: Tuple, flags: int, seq: int = ISN) -> Tuple | None:
-        """Let the backend answer what it got."""
+        """Send the backend's answer to a packet."""
         return self.send(Tuple(sent.dst, sent.src, sent.dport, sent.sport), flags, seq, 2)
 
 
 @dataclass
 class Client:
-    """An honest client of one service."""
+    """A regular client of one service."""
 
     side: Side
     ends: Tuple
     began: float
     way_s: float = 0.0
-    at: float = 0.0  # when it goes on
+    at: float = 0.0  # time of its next step
     place: Tuple | None = None
 
     def back(self, reply: Tuple | None) -> bool:
-        """Say whether a reply reaches it as the service's."""
+        """Return whether a reply reaches it with the service's address."""
         return reply == Tuple(self.ends.dst, self.ends.src, self.ends.dport, self.ends.sport)
 
     def exchange(self) -> bool:
-        """Send data and get data, on the way it has."""
+        """Send data and get data, on its connection."""
         flags, tcp = (DATA, True) if self.side.service.proto == TCP else (0, False)
         sent = self.side.send(self.ends, flags, 2, ISN + 1)
         self.place = self.place or sent
         return sent is not None and sent == self.place and self.back(self.side.reply(sent, DATA if tcp else 0, ISN + 1))
 
     def open(self) -> bool:
-        """Send the SYN; say whether its SYN-ACK comes back."""
+        """Send the SYN; return whether its SYN-ACK comes back."""
         self.place = self.side.send(self.ends, SYN)
         return self.place is not None and self.back(self.side.reply(self.place, SYN_ACK))
 
@@ -134,7 +137,7 @@ class Client:
         return self.side.send(self.ends, ACK, 2, ISN + 1) == self.place
 
     def step(self, now: float) -> bool | None:
-        """Go on; return True when served, False when it took too long, None while it is under way."""
+        """Continue; return True when served, False after the time-out, None before."""
         if now < self.at:
             return None
         if self.side.service.proto == UDP:
@@ -155,7 +158,7 @@ class Client:
 
 @dataclass
 class Attack:
-    """One case at one program: the flood, its clients and the flows that were there before."""
+    """One case with one program: the flood, its clients and the earlier flows."""
 
     case: Case
     side: Side
@@ -167,7 +170,7 @@ class Attack:
     position: int = 0
 
     def client(self, now: float) -> Client:
-        """Make another client, with a port of its own."""
+        """Create another client, with its own port."""
         self.number += 1
         port = (
             1024 + self.number * len(CASES) + CASES.index(self.case)
@@ -176,7 +179,7 @@ class Attack:
         return Client(self.side, ends, now, FAR_S * (self.number % 2), now)
 
     def establish(self, now: float) -> None:
-        """Open the flows that must live through it; half of the TCP ones have said nothing yet."""
+        """Open the flows that must survive it; half of the TCP ones have sent no data."""
         for n in range(ESTABLISHED):
             client = self.client(now)
             if self.side.service.proto == TCP:
@@ -189,7 +192,7 @@ class Attack:
         self.outcome.established = ESTABLISHED
 
     def talk(self) -> None:
-        """Let each established flow exchange data; those that fail are harmed, each once."""
+        """Exchange data on each established flow; a failed one counts as harmed once."""
         alive = [client for client in self.kept if client.exchange()]
         self.outcome.harmed += len(self.kept) - len(alive)
         self.kept = alive
@@ -208,7 +211,7 @@ class Attack:
         self.position = wrapper.position[0]
 
     def serve(self, now: float, more: int) -> None:
-        """Let the clients go on, and so many more come."""
+        """Continue the clients, and add so many."""
         self.clients += [self.client(now) for _ in range(more)]
         waiting = []
         for client in self.clients:
@@ -222,7 +225,7 @@ class Attack:
 
 
 def storm(made: Bench, attacks: Sequence[Attack], seconds: float) -> None:
-    """Let all floods come at once, each to its own backend."""
+    """Run all floods at once, each to its own backend."""
     plan = made.request_plan(1)
     plan = replace(plan, first=replace(plan.first, src=made.shape.flooder))
     began = time.monotonic()
@@ -244,12 +247,12 @@ def storm(made: Bench, attacks: Sequence[Attack], seconds: float) -> None:
         time.sleep(max(0.0, now + SPELL_S - (time.monotonic() - began)))
     for attack in attacks:
         attack.talk()
-        while attack.clients:  # each is served or loses patience
+        while attack.clients:  # each is served or times out
             attack.serve(time.monotonic() - began, 0)
 
 
 def measure(family: int, *, quick: bool, names: Sequence[str] = ("ours", "textbook")) -> Iterator[dict[str, Any]]:
-    """Yield what became of the clients, for each case and program."""
+    """Yield the results of the clients for each case and program."""
     with bench(family, 1, singles=[case.proto for case in CASES]) as made:
         attacks = [
             Attack(case, Side(made, name, service))

@@ -1,4 +1,4 @@
-"""Our programs under test: maps of their own, filled with a world, nothing pinned, in a private namespace."""
+"""lbagent's programs under test: with their own maps, filled with a world, without pins, in a private namespace."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Ours:
         self.hop = kernel.nexthop(self.ifindex, CLIENT_MAC.hex(":"), NODE_MAC.hex(":"))
         kernel.nexthop(
             self.ifindex, ROUTER_MAC, NODE_MAC.hex(":")
-        )  # what the FIB says of clients, learned by first replies
+        )  # the FIB's result for clients, stored by first replies
         kernel.filter("snat", world.node)
         kernel.filter("vip", world.node)
         self._rows: dict[tuple[bytes, int], BackendRow] = {}
@@ -93,6 +93,6 @@ class Ours:
 
 @contextlib.contextmanager
 def opened(world: worlds.World, flows: int, snat: int = 0) -> Iterator[Ours]:
-    """Load our programs with tables of `flows` entries; inside, the thread is in their namespace."""
+    """Load lbagent's programs with tables of `flows` entries; inside, the thread is in their namespace."""
     with open_world(sizes=sizes(flows, snat)) as kernel, kernel.net.inside():
         yield Ours(kernel, world)

@@ -1,4 +1,4 @@
-"""Compile and load the yardstick programs of `reference/` and make their maps; all of it by file descriptor, nothing pinned."""
+"""Compile and load the reference programs of `reference/` and create their maps, by file descriptor, without pins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAP_BASE = 2000  # symbolic descriptors the compiler sees, as in lbagent itself
 
 @dataclass(frozen=True)
 class Map:
-    """A map to make: type (bpf_map_type), key and value bytes, entries, flags; `inner` is the template of a map of maps."""
+    """A map to create: type (bpf_map_type), key and value bytes, entries, flags; `inner` is the template of a map of maps."""
 
     kind: int
     key: int
@@ -88,7 +88,7 @@ def compiled(stem: str, family: int, names: tuple[str, ...], flags: tuple[str, .
 
 
 def load(stem: str, family: int, maps: Maps | None = None, flags: tuple[str, ...] = (), program: str = "") -> int:
-    """Load a program of reference/STEM.c (the one of that name unless `program` says so) with these maps."""
+    """Load a program of reference/STEM.c (the one with that name, or `program`) with these maps."""
     names = tuple(maps.fds) if maps else ()
     code = compiled(stem, family, names, flags)[program or stem]
     return load_code(relocated(code, [maps.fds[name] for name in names] if maps else []), program or stem)
@@ -104,7 +104,7 @@ def load_code(code: bytes, name: str) -> int:
 
 
 def relocated(code: bytes, fds: Sequence[int]) -> bytes:
-    """Put real descriptors in place of the symbolic ones."""
+    """Replace the symbolic descriptors by real ones."""
     out = bytearray(code)
     for at in _symbolic(code):
         (number,) = struct.unpack_from("<i", code, at + 4)

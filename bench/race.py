@@ -1,9 +1,9 @@
 """Two CPUs on one small table: requests, replies and evictions at once, on real veth devices with two queues.
 
-Each CPU injects frames of two kinds: ACKs of kept flows, which were opened before and must never move, and SYNs of a range far
-larger than the table, which push each other out. The backend's end compares each frame with what its flow got the first
-time and answers; the client's end checks that the answer comes from the VIP, to the client that asked, with a good
-checksum. Afterwards the tables are read: no flow twice, no SNAT port held by two flows, no lock left.
+Each CPU injects frames of two kinds: ACKs of kept flows, which were opened before and must never change their backend, and SYNs of a
+range far larger than the table, which evict each other. The backend's end compares each frame with the first one of its flow and
+answers; the client's end checks that the answer comes from the VIP, to the right client, with a correct checksum. Afterwards the
+tables are read: no duplicate flow, no SNAT port with two flows, no lock left.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SMALL = Sizes(
 
 @dataclass(frozen=True)
 class Addresses:
-    """Who talks in a family."""
+    """The addresses of a family."""
 
     client: bytes
     vip: bytes
@@ -73,7 +73,7 @@ ADDRESSES = {
 
 @dataclass(frozen=True)
 class LabNet:
-    """A laboratory's node as tests.packet.world wants it: device indexes and a way in."""
+    """A laboratory's node in the form that tests.packet.world needs: device indexes and a function that enters it."""
 
     lab: Lab
     lb0: int
@@ -87,7 +87,7 @@ class LabNet:
 
 @dataclass
 class Result:
-    """What the run counted, and what is wrong with the tables afterwards."""
+    """The counters of the run, and the errors in the tables afterwards."""
 
     family: int
     seconds: float
@@ -98,7 +98,7 @@ class Result:
 
     @property
     def packets(self) -> int:
-        """Frames that passed our programs, requests and replies."""
+        """Frames that passed lbagent's programs, requests and replies."""
         names = ("seen_kept", "seen_churn", "reply_kept", "reply_churn", "late_reply")
         return sum(self.counts[name] for name in names)
 
@@ -106,14 +106,16 @@ class Result:
     def faults(self) -> dict[str, int]:
         """Everything that must be zero and is not."""
         wrong = {name: self.counts[name] for name in MUST_BE_ZERO} | self.structure
-        if not self.local:  # a local backend's reply to a flow that was pushed out meanwhile goes as it is; a SNAT slot outlives its flow
+        if (
+            not self.local
+        ):  # a local backend's reply to an evicted flow is not translated; a SNAT slot outlives its flow
             wrong["forgotten"] = self.counts["forgotten"]
         lost = self.counts["sent_kept"] - self.counts["reply_kept"] - self.counts["wrong_reply"]
-        wrong["kept_lost"] = max(0, lost - self.device_drops)  # a full ring of a veth is none of our doing
+        wrong["kept_lost"] = max(0, lost - self.device_drops)  # a full ring of a veth is not a fault of the programs
         return {name: value for name, value in wrong.items() if value}
 
     def record(self) -> dict[str, Any]:
-        """Return it for results.json."""
+        """Return the record for results.json."""
         return {
             "family": self.family,
             "seconds": self.seconds,
@@ -128,7 +130,7 @@ class Race:
     """The laboratory, the programs of both ends and one generator for each CPU."""
 
     def __init__(self, lab: Lab, kernel: World, family: int, *, local: bool = False) -> None:
-        """Fill the maps, attach everything. Local: backends keep their clients' addresses, and the stack takes requests on."""
+        """Fill the maps, attach everything. Local: backends get their clients' addresses, and the stack forwards requests."""
         self.lab, self.kernel, self.family, self.local = lab, kernel, family, local
         self.at = ADDRESSES[family]
         self.cpus = sorted(os.sched_getaffinity(0))[:2]
@@ -147,7 +149,7 @@ class Race:
         self._attach()
 
     def _generator(self, control: Map) -> Maps:
-        """Give each CPU a control record of its own beside the shared tallies."""
+        """Give each CPU its own control record in addition to the shared tallies."""
         own = Maps({"undo_control": control})
         for name in self.shared:
             own.fds[name] = os.dup(self.maps.fds[name])
@@ -220,7 +222,7 @@ class Race:
             view[: 8 * len(FIELDS)] = struct.pack(f"<{len(FIELDS)}Q", *values)
 
     def run(self, seconds: float, chunk: int = 200_000) -> Result:
-        """Open the kept flows, then let both CPUs go on for a while."""
+        """Open the kept flows, then run both CPUs for a while."""
         self._reset()
         with (
             Wrapper.view(self.generators[0].fds["undo_control"]) as control,
@@ -229,7 +231,7 @@ class Race:
             data, _ = Wrapper.encode(self._plan(DATA, KEPT), 0, 0)
             control[: len(data)] = data
             ends[: len(data)] = data
-        for flags in (SYN, DATA):  # the backend answers in kind, which establishes the flow
+        for flags in (SYN, DATA):  # the backend's answer establishes the flow
             self._inject(0, self.open_fds[0], self._plan(flags, KEPT), KEPT, 0)
         self._reset()
         drops, end = self.device_drops(), time.monotonic() + seconds
@@ -263,7 +265,7 @@ class Race:
 
 
 def structure(kernel: World, family: int) -> dict[str, int]:
-    """Read the flow table by maps/flow_layout.py; count what must not be there."""
+    """Read the flow table by maps/flow_layout.py; count entries that must not exist."""
     record, key_words = FLOW[Family(family)], SPILL_KEY_WORDS[Family(family)]
     key = [field for name, field in record.fields.items() if field.word < key_words and not name.endswith("generation")]
     l4, backend, forward, version = (record.fields[name] for name in ("l4", "backend", "forward", "bucket"))

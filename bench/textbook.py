@@ -1,4 +1,4 @@
-"""The textbook yardstick (reference/textbook.c), loaded and filled with a world."""
+"""The textbook reference program (reference/textbook.c), loaded and filled with a world."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Textbook:
     name = "textbook"
 
     def __init__(self, world: World, flows: int, ifindex: int) -> None:
-        """Create the maps, load the program and fill it; packets leave by the device they come in by."""
+        """Create the maps, load the program and fill it; packets leave by their ingress device."""
         self.ifindex = ifindex
         self.family = world.family
         a = 4 if world.family == 4 else 16

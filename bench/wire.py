@@ -1,7 +1,7 @@
 """Packets per second on veth devices between namespaces: generator, forwarder and sink together on one CPU.
 
-The generator injects frames with BPF_F_TEST_XDP_LIVE_FRAMES, so a figure is the CPU time of a packet's whole way: made,
-through the client's veth into the node, forwarded, through the second veth into the backend's namespace, counted and dropped.
+The generator injects frames with BPF_F_TEST_XDP_LIVE_FRAMES, so a figure is the CPU time of a packet's whole path: created,
+sent through the client's veth into the node, forwarded through the second veth into the backend's namespace, counted and dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BACKENDS = (
     "10.77.1.11",
     "10.77.1.12",
     "10.77.1.13",
-)  # addresses behind lan1; the sink drops before any stack sees them
+)  # addresses behind lan1; the sink drops before any stack
 BACKEND_PORT = 5353
 
 
@@ -78,7 +78,7 @@ class Wire:
         self.control[: len(data)] = data
 
     def burst(self, frames: int) -> tuple[float, int]:
-        """Send frames; return ns a frame by the kernel's own clock, and how many did not arrive."""
+        """Send frames; return ns per frame by the kernel's clock, and how many did not arrive."""
         before = self.counted()
         with self.lab.client.entered():
             ctx = struct.pack("<6I", 0, len(self.frame), 0, self.lab.client.ifindex("c0"), 0, 0)
@@ -94,7 +94,7 @@ class Wire:
 
 
 def nft_rules(vip: str) -> str:
-    """Return the service as kube-proxy's nftables mode lays it out: verdict map, one chain a service and endpoint."""
+    """Return the service in the form of kube-proxy's nftables mode: verdict map, one chain per service and endpoint."""
     chains = "\n".join(
         f"chain ep{n} {{\n meta l4proto udp dnat to {address}:{BACKEND_PORT}\n}}" for n, address in enumerate(BACKENDS)
     )
@@ -121,17 +121,17 @@ chain postrouting {{
 
 
 def nft_on(lab: Lab, vip: str = VIP) -> None:
-    """Put the rules into the node's namespace."""
+    """Load the rules in the node's namespace."""
     run(*lab.node.command(["nft", "-f", "-"]), text=nft_rules(vip))
 
 
 def nft_off(lab: Lab) -> None:
-    """Take them away with their connections."""
+    """Remove them with their connections."""
     run(*lab.node.command(["nft", "delete", "table", "ip", "lab"]))
 
 
 def manifest(vip: str = VIP) -> str:
-    """Return the service that is measured, as a manifest."""
+    """Return the measured service as a manifest."""
     endpoints = "".join(f"  - {{addresses: [{address}], conditions: {{ready: true}}}}\n" for address in BACKENDS)
     return f"""apiVersion: v1
 kind: Service
@@ -155,7 +155,7 @@ FRAMES = {"bare XDP_TX": 100_000, "bare redirect": 100_000, "ours": 80_000, "nft
 
 
 def measure(flows: int, *, quick: bool) -> dict[str, Any]:
-    """Let all modes take turns, burst by burst, in two laboratories that are alike; return ns a packet and paired ratios."""
+    """Run all modes in turns, burst by burst, in two equal laboratories; return ns per packet and paired ratios."""
     count = 11 if quick else 41
     costs: dict[str, list[float]] = {mode: [] for mode in MODES}
     lost = dict.fromkeys(MODES, 0)

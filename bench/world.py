@@ -1,4 +1,4 @@
-"""The services every program under test is filled with: 10,000 of them, a few that are measured."""
+"""The services of every program under test: 10,000, of which a few are measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bench.wrapper import UDP, ip
 
 SERVICES = 10_000
-BACKENDS = 256  # of the measured service: 28,976 SNAT ports each must hold all flows
+BACKENDS = 256  # of the measured service: 28,976 SNAT ports of each must suffice for all flows
 TABLE = 16381
 
 
@@ -46,7 +46,7 @@ def _address(family: int, net4: str, net6: str, number: int) -> bytes:
 
 
 def world(family: int, services: int = SERVICES, backends: int = BACKENDS, singles: Sequence[int] = ()) -> World:
-    """Make the services of a family; `singles`: protocols of services with one backend each."""
+    """Create the services of a family; `singles`: protocols of services with one backend each."""
 
     def vip(number: int) -> bytes:
         return _address(family, "10.96.0.0", "fd00:96::", number)

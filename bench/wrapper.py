@@ -1,4 +1,4 @@
-"""The undo wrapper (reference/undo.c): which packets it writes, and one instance of it before a program under test."""
+"""The undo wrapper (reference/undo.c): its packets, and one instance of it in front of a program under test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SYN, ACK, FIN = 0x02, 0x10, 0x11
 SYN_ACK, RST_ACK, DATA = 0x12, 0x14, 0x18
 TCP, UDP = 6, 17
 NODE_MAC, CLIENT_MAC = bytes.fromhex("020000000001"), bytes.fromhex("0200000000c1")
-ODD = 0x9E3779B1  # visits every flow of a power of two once, in an order no prefetcher follows
+ODD = 0x9E3779B1  # visits every flow of a power of two once, in an order that no prefetcher predicts
 TTL = 64
 PORT_BITS = 14  # PORTS in packet.h
 FRAME4, FRAME6 = 64, 84  # bytes of a frame: headers and 10 bytes of payload
@@ -32,7 +32,7 @@ class Tuple:
     dport: int
 
     def record(self) -> bytes:
-        """Return it as reference/undo.c reads it."""
+        """Return the form that reference/undo.c reads."""
         return self.src + self.dst + struct.pack(">HH4x", self.sport, self.dport)
 
 
@@ -96,7 +96,7 @@ class Wrapper:
     """One loaded copy of undo.c with its own control record, in front of one program."""
 
     def __init__(self, family: int, target_fd: int) -> None:
-        """Load it and put the program under test behind its tail call."""
+        """Load it with the program under test as its tail call."""
         self.family = family
         self.record_size = 16 if family == 4 else 40
         self.maps = Maps(
@@ -129,7 +129,7 @@ class Wrapper:
 
     @classmethod
     def encode(cls, plan: Plan, seq: int, flood_seq: int) -> tuple[bytes, bytes]:
-        """Return the control record and the frame to start from (which holds what the program leaves as it is)."""
+        """Return the control record and the input frame (with the bytes that the program does not change)."""
         first, ether = plan.first, plan.dmac + plan.smac + (b"\x08\x00" if plan.family == 4 else b"\x86\xdd")
         head, l4 = ip_header(plan.family, plan.proto), l4_header(plan.family, plan.proto)
         data = struct.pack(
@@ -142,7 +142,7 @@ class Wrapper:
         return data, (ether + head + l4).ljust(FRAME4 if plan.family == 4 else FRAME6, b"\0")
 
     def set(self, plan: Plan, *, place: tuple[int, int] = (0, 0)) -> None:
-        """Switch to other packets; `place` is where the flow and flood counters start."""
+        """Switch to other packets; `place` is the start of the flow and flood counters."""
         data, self.frame = self.encode(plan, *place)
         self._control[: len(data)] = data
 
@@ -159,7 +159,7 @@ class Wrapper:
         return Tuple(first.src[:-4] + host.to_bytes(4, "big"), first.dst, 1024 + flow % (1 << PORT_BITS), first.dport)
 
     def fill_list(self, tuples: Sequence[Tuple]) -> None:
-        """Write the tuples the list mode reads."""
+        """Write the tuples for the list mode."""
         data = b"".join(item.record() for item in tuples)
         with mmap.mmap(self.maps.fds["undo_list"], (len(data) + mmap.PAGESIZE - 1) & -mmap.PAGESIZE) as view:
             view[: len(data)] = data

@@ -1,4 +1,4 @@
-"""What holds for the whole suite, however it was started."""
+"""Settings of the whole suite, for every way to start it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tests.rewritten_asserts import rewrite_part
 from tests.short_runs import QUICK_EXAMPLES, files_of_run, is_left_out, limit_examples
 from tests.turns import register as pytest_configure  # noqa: F401
 
-# A shell's background job ignores SIGINT, and every child inherits that; the commands tested are ended by it.
+# A shell's background job ignores SIGINT, and every child inherits that; tests end commands with it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Nothing of the shell's changes how the commands tested behave.
+# The shell's variables do not affect the tested commands.
 for name in [name for name in os.environ if name.startswith(("LBAGENT_", "PYTHON"))]:
     del os.environ[name]
 
-# How long an example takes says nothing of the product; the machine may do other work.
+# The time of an example is not meaningful: the machine may be busy.
 if settings.default is not None and settings.default.deadline is not None:
     settings.register_profile("suite", deadline=None)
     settings.load_profile("suite")
@@ -54,7 +54,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _log_settings() -> Iterator[None]:
-    """A command that a test calls sets the level and the handlers of the log; the next test has those of pytest."""
+    """A command in a test sets the level and the handlers of the log; the next test gets those of pytest."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     yield

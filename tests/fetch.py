@@ -1,7 +1,7 @@
-"""Fetches everything that tests need from outside, before the first one begins: `python -m tests.fetch`.
+"""Fetches all downloads of the tests, before the first one starts: `python -m tests.fetch`.
 
-What the cache holds is not fetched again. A part that this machine cannot have (no Go, no apt-get) is named and left out: the tests
-that need it are skipped, or fail and name it. A part that cannot be fetched now, after several tries, ends the command with 1.
+Cached parts are not fetched again. A part that this machine cannot have (no Go, no apt-get) is reported and left out: the tests
+that need it are skipped, or fail and name it. A part that cannot be fetched now, after several attempts, ends the command with 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.lab.image_downloads import image_downloads
 from tests.lab.netns import LabError
 from tests.packaging.renderer import build_renderer
 
-GO_PAUSES_S = 5, 30  # between the tries of a build whose modules cannot be downloaded
+GO_PAUSES_S = 5, 30  # between the attempts of a build whose modules cannot be downloaded
 NETWORK_WORDS = (
     "dial tcp",
     "lookup ",
@@ -40,14 +40,14 @@ def debian(name: str, say: Say) -> None:
 
 
 def image(say: Say) -> None:
-    """Fetch what the container image is made of. Raises Missing, LabError."""
+    """Fetch the parts of the container image. Raises Missing, LabError."""
     if shutil.which("apt-get") is None:
         raise Missing("no apt-get, for Debian's Python in the container image")
     image_downloads(say)
 
 
 def with_go(build: Callable[[Say], object], say: Say, pause: Callable[[float], None] = time.sleep) -> None:
-    """Build a program from Go modules; try again where the network failed. Raises Missing, BuildFailed."""
+    """Build a program from Go modules; retry after a failure of the network. Raises Missing, BuildFailed."""
     for pause_s in GO_PAUSES_S:
         try:
             build(say)

@@ -1,4 +1,4 @@
-"""The set-up step of the tests: what is there is not fetched again, what cannot be had is named, what fails ends it with 1."""
+"""The set-up step of the tests: cached parts are not fetched again, unavailable ones are reported, a failure ends it with 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The house: file names, the place of each test, and that comments name modules that exist."""
+"""The tree: file names, the place of each test, and that comments name existing modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, TESTS = ROOT / "lbagent", ROOT / "tests"
-STUB = PACKAGE / "bpf" / "stub"  # named as the kernel's own headers are
+STUB = PACKAGE / "bpf" / "stub"  # with the names of the kernel's own headers
 SOURCES = {
     path: path.read_text(encoding="utf-8")
     for suffix in ("*.py", "*.h", "*.c")
@@ -19,7 +19,7 @@ SOURCES = {
     if STUB not in path.parents
 }
 
-SHARED_NAMES = {"__init__.py", "__main__.py", "source.py", "provider.py"}  # the folder is what tells them apart
+SHARED_NAMES = {"__init__.py", "__main__.py", "source.py", "provider.py"}  # the folder distinguishes them
 WHOLE = {
     "packet",
     "e2e",
@@ -31,7 +31,7 @@ WHOLE = {
     "mutants",
     "kube_api",
     "conformance",
-}  # tests of the whole, and what they share
+}  # tests of the whole system, and their helpers
 
 MENTION = re.compile(r"(?<![\w.*{<-])(?:[\w.-]+/)*\w[\w-]*\.(?:py|h|c)\b(?![(\w*])")
 PLACEHOLDER = re.compile(r"(?:^|[_/])[A-Z]{2,}(?:[_./]|$)")  # sources/NAME/source.py, hook_NAME.h
@@ -54,8 +54,8 @@ def test_a_file_name_is_there_once() -> None:
 
 
 def test_tests_mirror_the_package() -> None:
-    """tests/targets/bpf/test_plan.py tests lbagent/targets/bpf; beside tests of lbagent/*.py only this file, the
-    search for prose and the tests of what tests share test no folder."""
+    """tests/targets/bpf/test_plan.py tests lbagent/targets/bpf; of the files directly in tests/, only tests of
+    lbagent/*.py, this file, the search for prose and the tests of helpers are allowed."""
     odd = []
     for path in TESTS.rglob("test_*.py"):
         folder = path.parent.relative_to(TESTS)
@@ -70,14 +70,14 @@ def test_tests_mirror_the_package() -> None:
 
 
 def test_a_module_has_a_docstring() -> None:
-    modules = [path for path in SOURCES if path.suffix == ".py"]  # a package, too: what is in it, and what is not
+    modules = [path for path in SOURCES if path.suffix == ".py"]  # also a package: its contents and limits
     assert [relative(path) for path in modules if not SOURCES[path].startswith('"""')] == []
     headers = [path for path in SOURCES if path.suffix == ".h"]
     assert [relative(path) for path in headers if "/*" not in SOURCES[path][:400]] == []
 
 
 def missing(text: str, there: frozenset[str]) -> list[str]:
-    """Return the files that a text names and that are not `there` (ends of paths)."""
+    """Return the files in a text that are not in `there` (ends of paths)."""
     named = {found for found in MENTION.findall(text) if not (PLACEHOLDER.search(found) or FOREIGN.search(found))}
     return sorted(named - there)
 
@@ -101,7 +101,7 @@ def test_a_file_that_is_gone_is_found(there: frozenset[str]) -> None:
 
 
 def test_every_test_file_is_collected(pytestconfig: pytest.Config) -> None:
-    """A run that names no file finds those in all folders, however they are called."""
+    """A run without file names collects tests in all folders, with any names."""
     left_out = pytestconfig.getini("norecursedirs")
     folders = {part for path in TESTS.rglob("test_*.py") for part in path.relative_to(ROOT).parts[:-1]}
     assert not [folder for folder in folders for pattern in left_out if fnmatch(folder, pattern)]

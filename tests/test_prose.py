@@ -1,4 +1,4 @@
-"""No code reads the text of a message or an error: these have fields. The texts of other programs are listed here."""
+"""No code parses the text of a message or an error: these have fields. Exceptions for other programs' texts are listed here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "lbagent"
-# Where a foreign text has no other form: the file, and the expression that reads it.
+# Texts of other programs without fields: the file, and the expression that reads it.
 FOREIGN = {
     ("kube/reflector.py", "TOO_LARGE_TEXT in str(error)"),  # servers before 1.19 name no cause
 }
@@ -18,7 +18,7 @@ PARSERS = {
     "replace",
 }  # fmt: skip
 PATTERNS = {"match", "search", "fullmatch", "findall", "finditer"}  # of a compiled pattern, or of `re`
-# Attributes and names whose value is a sentence for an operator
+# attributes and names whose value is a sentence for an operator
 SENTENCES = {"problem", "message", "remedy", "advice", "strerror"}
 
 
@@ -40,7 +40,7 @@ def is_sentence(node: ast.expr, caught: frozenset[str]) -> bool:
 
 
 def names_of_errors(tree: ast.AST) -> frozenset[str]:
-    """Return the names that `except` binds, and as `NAME:text` those that get the text of one."""
+    """Return the names that `except` binds, and as `NAME:text` the names of their texts."""
     errors = {node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.name}
     texts = set()
     for node in ast.walk(tree):
@@ -51,7 +51,7 @@ def names_of_errors(tree: ast.AST) -> frozenset[str]:
 
 
 def readings(tree: ast.AST) -> Iterator[ast.expr]:
-    """Yield the expressions that look into a sentence, or compare it with a text that is written in the code."""
+    """Yield the expressions that parse a sentence, or compare it with a text in the code."""
     caught = names_of_errors(tree)
     for node in ast.walk(tree):
         match node:
@@ -60,7 +60,7 @@ def readings(tree: ast.AST) -> Iterator[ast.expr]:
                     yield node
             case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq()], comparators=[right]):
                 sides = (is_sentence(left, caught), is_sentence(right, caught))
-                is_text = all(isinstance(each, ast.Call) for each in (left, right))  # two errors have a key to compare
+                is_text = all(isinstance(each, ast.Call) for each in (left, right))  # errors have a key for comparisons
                 if (sides[0] and is_constant(right)) or (sides[1] and is_constant(left)) or (any(sides) and is_text):
                     yield node
             case ast.Call(func=ast.Attribute(value=value, attr=name), args=arguments):

@@ -1,4 +1,4 @@
-"""Which tests run beside each other."""
+"""Which tests run at the same time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG_S, SHORT_S = 10.0, 0.2
 
 
 class Run:
-    """A test that has its turn, or waits for it."""
+    """A test that runs, or waits for its turn."""
 
     def __init__(self, folder: Path, kind: Kind) -> None:
         self._turns, self._kind = Turns(folder), kind
@@ -31,7 +31,7 @@ class Run:
             self._ends.wait(LONG_S)
 
     def runs(self) -> bool:
-        """Say whether it has begun, or does within a moment."""
+        """Return whether it has begun, or begins within a moment."""
         return self._began.wait(SHORT_S)
 
     def end(self) -> None:
@@ -66,7 +66,7 @@ def test_a_third_quiet_one_waits_for_either_of_two(tmp_path: Path) -> None:
 
 
 def test_who_waits_is_overtaken_by_none(tmp_path: Path) -> None:
-    """A test that waits to be alone is not kept waiting by others that could begin at once."""
+    """A test that waits to run alone is not delayed by tests that arrive later."""
     first = Run(tmp_path, Kind.PLAIN)
     assert first.runs()
     alone = Run(tmp_path, Kind.ALONE)

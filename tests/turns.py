@@ -1,8 +1,8 @@
-"""Several tests at a time (`make test`, pytest-xdist): which files come first, and which tests nothing else runs beside.
+"""Several tests at a time (`make test`, pytest-xdist): which files come first, and which tests run alone.
 
-A file's tests stay together; files marked `early` come first, or the last minutes would belong to one of them. A test marked `alone`
-runs while no other one does, one marked `quiet` while at most one other does, which is quiet as well. Files with such tests are the
-very first ones: all else waits for them once. Without xdist there is nothing to wait for.
+A file's tests stay together; files marked `early` come first, as one of them would otherwise run alone at the end. A test marked `alone`
+runs without other tests, one marked `quiet` with at most one other quiet test. Files with such tests are the very first ones, so that
+the others wait only once. Without xdist there are no turns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOOK_S = 0.05
 
 
 class Kind(Enum):
-    """What may run beside a test; its marker."""
+    """Which tests may run at the same time; the marker of a test."""
 
     ALONE = "alone"
     QUIET = "quiet"
@@ -34,13 +34,13 @@ class Kind(Enum):
 
 
 def kind_of(item: pytest.Item) -> Kind:
-    """Return what the markers of a test say."""
+    """Return the kind in a test's markers."""
     return next((kind for kind in (Kind.ALONE, Kind.QUIET) if item.get_closest_marker(kind.value)), Kind.PLAIN)
 
 
 @contextlib.contextmanager
 def held(path: Path, how: int) -> Iterator[None]:
-    """Hold the lock of this file, shared or alone. Raises BlockingIOError when `how` says not to wait."""
+    """Hold the lock of this file, shared or exclusive. Raises BlockingIOError if `how` is non-blocking."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, how)
@@ -50,7 +50,7 @@ def held(path: Path, how: int) -> Iterator[None]:
 
 
 class Turns:
-    """The locks of a run: `queue` is held by who waits, so nobody is overtaken; `plain` and `quiet` by the tests that run."""
+    """The locks of a run: a waiting test holds `queue`, so no test is overtaken; running tests hold `plain` and `quiet`."""
 
     def __init__(self, folder: Path) -> None:
         self._queue, self._plain, self._quiet = (folder / name for name in ("queue", "plain", "quiet"))
@@ -80,14 +80,14 @@ class Turns:
 
 
 class Controller:
-    """In the process that hands out tests: one folder of locks a run."""
+    """In the process that distributes tests: one folder of locks per run."""
 
     def __init__(self) -> None:
         self.folder = tempfile.mkdtemp(prefix="lbagent-turns-")
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Tell a worker where the locks are."""
+        """Pass the folder of locks to a worker."""
         node.workerinput[FOLDER] = self.folder
 
     def pytest_unconfigure(self) -> None:
@@ -96,7 +96,7 @@ class Controller:
 
 
 def in_order(items: list[pytest.Item]) -> None:
-    """Put files whose tests others wait for in front, then those marked `early`; else the order stays: every process must find the same."""
+    """Put files with turns in front, then those marked `early`; else the order stays: it must be the same in every process."""
     waited_for = {item.path for item in items if kind_of(item) is not Kind.PLAIN}
     early = {item.path for item in items if item.get_closest_marker("early")}
     items.sort(key=lambda item: (item.path not in waited_for, item.path not in early))
@@ -118,8 +118,7 @@ class Worker:
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
         """Wait for the turn, outside of the test's own time-out.
 
-        Tests of one file that others wait for have one turn, when they follow each other: others would begin in between, and be
-        waited for.
+        Consecutive tests of one file with the same kind share a turn: otherwise tests that start in between would delay them.
         """
         kind = kind_of(item)
         if not self._keeps_turn:
@@ -131,7 +130,7 @@ class Worker:
 
 
 def register(config: pytest.Config) -> None:
-    """Take part in the run, as what this process is in it."""
+    """Register the plug-in for the role of this process in the run."""
     if folder := getattr(config, "workerinput", {}).get(FOLDER):
         config.pluginmanager.register(Worker(folder))
     elif config.getoption("numprocesses", None):

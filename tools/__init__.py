@@ -1,1 +1,1 @@
-"""Commands of the checkout that are neither product nor tests."""
+"""Commands of the checkout that are neither part of lbagent nor tests."""

@@ -6,7 +6,7 @@ set -eu
 
 here=$(cd "${1:-$(dirname "$0")/..}" && pwd)
 stamp=$here/.venv/.provisioned
-# a new dependency or another checkout (a virtual environment holds absolute paths) means doing it again
+# a new dependency or another checkout (a virtual environment contains absolute paths) needs another run
 want=$({ echo "$here"; cat "$here/pyproject.toml" "$here/requirements-dev.txt" "$here/vagrant/provision.sh"; } | sha256sum | cut -d' ' -f1)
 if [ "$(cat "$stamp" 2>/dev/null)" = "$want" ] && [ -x "$here/.venv/bin/python" ]; then
     exit 0
@@ -21,7 +21,7 @@ say() {
     echo "== $*" >&2
 }
 
-# a name server that does not answer for a moment stops no set-up
+# retry: a name server may not answer for a moment
 retried() {
     for pause in 5 20 60; do
         "$@" && return 0
@@ -37,7 +37,7 @@ installed() {
 
 # python3-bpfcc brings libbpfcc, LLVM and libbpf: to build the programs, never to run them
 # miniupnpd-nftables is the router of tests: the program alone, without the service of the package miniupnpd
-# bird2 is what the tests of BGP announce by, and their router
+# bird2 announces in the tests of BGP, and is their router
 # openssh-client and openssl make the keys of the tests' ssh hosts and API servers
 # groff-base checks the manual pages (make man)
 packages="python3-bpfcc python3-venv iproute2 nftables ethtool bird2 make ca-certificates miniupnpd-nftables openssh-client openssl groff-base"
@@ -62,7 +62,7 @@ if [ -n "$missing" ]; then
     say "apt: installing$missing"
     case "$missing " in
     *" bird2 "*)
-        # the package starts a BIRD of its own, which this machine has no use for; `systemctl unmask bird` allows it
+        # the package starts its own BIRD, which this machine does not need; `systemctl unmask bird` allows it
         bird_unit=/etc/systemd/system/bird.service
         [ -e "$bird_unit" ] || [ -L "$bird_unit" ] || { mkdir -p "${bird_unit%/*}" && ln -s /dev/null "$bird_unit"; }
         ;;

@@ -4,7 +4,7 @@
 #
 #   vagrant/vm.sh                          tests/packet, attaching and upgrading, on the kernel of this Debian release
 #   vagrant/vm.sh COMMAND...               another command, in the checkout, in the virtual machine
-#   KERNEL=trixie vagrant/vm.sh            the kernel of another Debian release: trixie 6.12, bullseye 5.10 (too old: the agent says so, exit 77)
+#   KERNEL=trixie vagrant/vm.sh            the kernel of another Debian release: trixie 6.12, bullseye 5.10 (too old: the agent reports it, exit 77)
 #   KERNEL=/path/linux-image.deb           another kernel package
 #   VM_CPUS=2 VM_MEMORY=2G VM_TIMEOUT=7200 VM_CACHE=/var/cache/lbagent-vm VM_ACCEL=tcg
 set -eu
@@ -12,8 +12,8 @@ set -eu
 checkout=$(cd "$(dirname "$0")/.." && pwd)
 cache=${VM_CACHE:-/var/cache/lbagent-vm}
 memory=${VM_MEMORY:-2G}
-limit=${VM_TIMEOUT:-7200} # seconds; emulated, beside other work, an hour may not be enough
-# without what fills whole tables: that takes an emulated machine most of an hour
+limit=${VM_TIMEOUT:-7200} # seconds; with emulation on a busy machine an hour may not be enough
+# without the tests that fill whole tables: they take an emulated machine most of an hour
 [ $# -gt 0 ] || set -- .venv/bin/python -m pytest -p no:cacheprovider --color=no -q --timeout=0 -m "not slow" --ignore tests/packet/test_full.py \
     tests/bpf/load/test_attach.py tests/bpf/load/test_generation.py tests/packet
 
@@ -36,10 +36,10 @@ if [ -n "$missing" ]; then
     DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install $missing >/dev/null
 fi
 
-# --- the kernel: Debian's package, unpacked beside the system, never installed ---
+# --- the kernel: Debian's package, unpacked, never installed ---
 mkdir -p "$cache"
 
-# Prints apt's options for another release, with lists of its own, from the mirrors this machine uses.
+# Prints apt's options for another release, with separate lists, from the mirrors of this machine.
 other_release() {
     own=$(. /etc/os-release && echo "$VERSION_CODENAME")
     lists=$cache/apt-$1
@@ -122,7 +122,7 @@ EOF
 cat >"$work/root/inside" <<EOF
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
 mount -t tmpfs run /run
-cp /bin/busybox /run/busybox # what is still there when the host's files are not
+cp /bin/busybox /run/busybox # available after the host's files are unmounted
 mkdir -p /dev/pts /dev/shm; mount -t devpts devpts /dev/pts; mount -t tmpfs shm /dev/shm
 mount -t bpf bpf /sys/fs/bpf
 mkdir -p /lib/modules/$release && mount --bind '$tree/lib/modules/$release' /lib/modules/$release

@@ -38,7 +38,7 @@ def at_least(value: float, target: float) -> str:
 
 
 def traffic(rows: dict[str, Any]) -> str:
-    """Return what handshakes and one large answer cost."""
+    """Return the cost of handshakes and of one large answer."""
     out = []
     if found := rows.get("handshake"):
         over = found["over direct"]
@@ -63,7 +63,7 @@ def _ways(what: str, found: dict[str, Any], digits: int, target: str) -> tuple[s
 
 
 def changes(rows: dict[str, Any]) -> str:
-    """Return what became of connections while servers came and went."""
+    """Return the results of connections during changes of servers."""
     out = []
     for name, found in rows.get("changes", {}).items():
         made = f"{sum(found['changes'].values())} ({found['slowest_change_s']:.1f} s)"
@@ -75,7 +75,7 @@ def changes(rows: dict[str, Any]) -> str:
 
 
 def outages(rows: dict[str, Any]) -> str:
-    """Return how long servers stay in after a failure, and out after it."""
+    """Return how long servers stay in use after a failure, and out of use after its end."""
     out = []
     for row in ("outages", "fast-outages"):
         if found := rows.get(row):

@@ -1,4 +1,4 @@
-"""Many HTTPS servers in one process, each as it is told: `python -m bench.apilb.behaving_servers FOLDER ADDRESS:PORT...`.
+"""Many HTTPS servers in one process with controlled behaviour: `python -m bench.apilb.behaving_servers FOLDER ADDRESS:PORT...`.
 
 It prints `ready`, then reads lines from its standard input: `ADDRESS:PORT BEHAVIOUR` (tests/lab/https_server.py has the words), and answers
 `done` when the server behaves so.

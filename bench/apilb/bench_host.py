@@ -1,4 +1,4 @@
-"""A host with the agent in native mode, and beside it Debian's HAProxy with the file that `lbagent apilb render` gives for the same pool."""
+"""A host with the agent in native mode, and Debian's HAProxy with the file of `lbagent apilb render` for the same pool."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tests.lab.debian_packages import HAPROXY, Unpacked, unpacked
 from tests.lab.netns import LabError, run, wait_for
 from tests.lab.topology import ROOT, end
 
-ADDRESS = ipv4("a")  # of the servers, unless a row says otherwise; each has a port of its own
+ADDRESS = ipv4("a")  # of the servers, unless a row sets another one; each has its own port
 NATIVE_PORT, HAPROXY_PORT = 7443, 8443
 MEBIBYTE = 1 << 20
 _CHANGED = re.compile(r"Server kube-apiserver/(\d+) is (UP|DOWN)")
 
 
 def health_check(check: ProbeSpec) -> dict[str, Any]:
-    """Return a ProbeSpec as a pool file has it."""
+    """Return a ProbeSpec in the form of pool files."""
     times = {key: f"{round(1000 * getattr(check, key))}ms" for key in ("interval", "timeout")}
     return {**times, "fall": check.fall, "rise": check.rise}
 
 
 class Haproxy:
-    """Debian's HAProxy in the host's namespace; it hears what HAProxy says of its servers."""
+    """Debian's HAProxy in the host's namespace; reads its log lines about servers."""
 
     words: tuple[str, ...] = ()  # beyond -db: in the foreground, one process
 
@@ -56,12 +56,12 @@ class Haproxy:
             self.listen(line)
 
     def listen(self, line: str) -> None:
-        """Take a line that it says."""
+        """Parse a log line."""
         if found := _CHANGED.search(line):
             self.heard.append((time.monotonic(), int(found[1]), found[2] == "UP"))
 
     def changed(self, server: int, *, up: bool, since: float) -> float | None:
-        """Return when it said so of a server, after a moment; None: not yet."""
+        """Return when it reported that state of a server, after a time; None: not yet."""
         return next((at for at, which, is_up in self.heard if which == server and is_up is up and at >= since), None)
 
 
@@ -80,10 +80,10 @@ def haproxy_version() -> str:
 
 
 class BenchHost(ApiHosts):
-    """The lab of native mode (tests/lab/api_hosts.py) with HAProxy, and servers of the benchmark's own."""
+    """The lab of native mode (tests/lab/api_hosts.py) with HAProxy, and the benchmark's own servers."""
 
     def servers_process(self, module: str, places: Sequence[str]) -> subprocess.Popen[str]:
-        """Start a program that serves places of the servers' machine; return when it is ready."""
+        """Start a program that serves addresses of the servers' machine; return when it is ready."""
         argv = [sys.executable, "-m", f"bench.apilb.{module}", str(self.folder), *places]
         process = self.servers.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
         self.closing.callback(end, process)
@@ -130,7 +130,7 @@ def is_listening(port: int) -> bool:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU time that a process has used, threads that have ended included, by its own clock (clock_getcpuclockid(3))."""
+    """Return the CPU time of a process, including ended threads, by its own clock (clock_getcpuclockid(3))."""
     return time.clock_gettime((~pid << 3) | 2)
 
 

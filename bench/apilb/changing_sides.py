@@ -1,4 +1,4 @@
-"""The two load balancers under which connections go on, and what is done to each: one cycle of changes."""
+"""The two load balancers during connections, and one cycle of changes of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHECK = {"interval": "1s", "timeout": "10s", "fall": 3, "rise": 2}
 
 
 class Change(NamedTuple):
-    """What is done, and which servers are in the pool afterwards."""
+    """A change, and the servers in the pool after it."""
 
     what: str
     make: Callable[[str], None]
@@ -28,7 +28,7 @@ def places(names: str) -> list[str]:
 
 
 class NativeSide:
-    """The agent, its pool files, and what may be done to both."""
+    """The agent, its pool files, and the changes of both."""
 
     name, port = "native", NATIVE_PORT
 
@@ -120,7 +120,7 @@ class NativeSide:
 
 
 class HaproxySide:
-    """HAProxy with the file that is rendered, and what may be done to both."""
+    """HAProxy with the rendered file, and the changes of both."""
 
     name, port = "HAProxy", HAPROXY_PORT
 

@@ -1,6 +1,6 @@
-"""Watches whose server dies silently, as a machine that loses its power: how long until each hears from one that lives.
+"""Watches whose server dies silently, as a machine that loses its power: the time until each gets lines from a live one.
 
-A watch is a TLS connection on which lines come all the time; its client connects anew when it ends, and not before.
+A watch is a TLS connection that gets lines continuously; its client reconnects when it ends, and not before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOCAL_RULE = 100  # where the rule for local addresses goes: others may be befor
 
 
 class Watch(threading.Thread):
-    """One watch. `server` is the one it heard last."""
+    """One watch. `server` is the one of its last line."""
 
     def __init__(self, port: int) -> None:
         super().__init__(daemon=True)
@@ -84,14 +84,14 @@ class DyingServer:
             raise
 
     def _may_die(self) -> None:
-        """Prepare the servers' machine: a rule may come before the local addresses, and hold for connections that are there, too."""
+        """Prepare the servers' machine: a rule may precede the local addresses, and apply to existing connections too."""
         space = self.host.servers
         space.sysctl("ipv4/ip_early_demux", 0)
         space.ip(f"rule add pref {LOCAL_RULE} table local", "rule del pref 0")
 
     @contextlib.contextmanager
     def dead(self) -> Iterator[None]:
-        """Let a server be silent: what comes for its address is dropped, and it sends nothing."""
+        """Silence a server: packets to its address are dropped, and it sends none."""
         ways = [f"pref {at} {word} {ipv4(DYING)} blackhole" for at, word in enumerate(("to", "from"), start=10)]
         self.host.servers.ip(*(f"rule add {way}" for way in ways))
         try:
@@ -100,7 +100,7 @@ class DyingServer:
             self.host.servers.ip(*(f"rule del {way}" for way in ways))
 
     def trial(self, port: int, count: int) -> dict[str, Any]:
-        """Let the server die under so many watches by a bind; return the seconds until each is on one that lives."""
+        """Silence the server of so many watches by a bind; return the seconds until each has a live server."""
         inside = cgroup.joined(self.host.cgroup) if port == NATIVE_PORT else contextlib.nullcontext()
         with self.host.host.entered(), inside:  # to the end: watches open new sockets
             watches = self._watching(port, count)
@@ -121,7 +121,7 @@ class DyingServer:
             return time.monotonic() - died
 
     def _watching(self, port: int, count: int) -> list[Watch]:
-        """Return watches that are all on the server that will die; others are ended."""
+        """Return watches of the server that will die; others are ended."""
         found: list[Watch] = []
         for _ in range(40 * count):
             watch = Watch(port)
@@ -136,7 +136,7 @@ class DyingServer:
         raise LabError(f"{len(found)} of {count} watches on server {DYING}")
 
     def measure(self, times: int, count: int) -> dict[str, list[dict[str, Any]]]:
-        """Let it die so often under watches by each bind."""
+        """Repeat this so often for each bind."""
         ways = {"native": NATIVE_PORT, "HAProxy": HAPROXY_PORT}
         out: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
         for _ in range(times):
@@ -146,10 +146,10 @@ class DyingServer:
         return out
 
     def _wait_up(self) -> None:
-        """Wait until both take the server for up again."""
+        """Wait until the server is up again for both."""
         self.host.wait_up("abc", 60)
         wait_for(lambda: not self.beside.heard or self.beside.heard[-1][2], "HAProxy's server", 60)
 
     def close(self) -> None:
-        """Take everything away."""
+        """Remove everything."""
         self.host.close()

@@ -1,7 +1,7 @@
-"""How long connect and TLS handshake take by each way: one process for all ways, in turns handshake by handshake.
+"""The time of connect and TLS handshake by each path: one process for all paths, which take turns after each handshake.
 
-Code, allocator, caches and certificate are the same for all ways then, and only the way of a socket differs. Client and server are on
-one CPU: of the two, one works and the other waits all the time, and how long another CPU takes to wake up is in no figure.
+Code, allocator, caches and certificate are the same for all paths, and only the path of a socket differs. Client and server are on
+one CPU: one of them works while the other waits, so the figures do not include the wake-up of another CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.harness import pinned
 
 @contextlib.contextmanager
 def on_one_cpu(pid: int) -> Iterator[None]:
-    """Let this thread and a process, with the threads that it starts meanwhile, share a CPU."""
+    """Pin this thread and a process, with the threads that it starts in the block, to one CPU."""
     before = os.sched_getaffinity(pid)
     with pinned():
         try:
@@ -50,7 +50,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def handshake_ns(sock: socket.socket, to: Address, context: ssl.SSLContext) -> int:
-    """Connect and shake hands; return how long both took. The server has answered a request afterwards, so it is idle again."""
+    """Connect and shake hands; return the time of both. Then the server answers a request, so that it is idle again."""
     began = time.perf_counter_ns()
     sock.connect(to)
     with context.wrap_socket(sock) as wrapped:
@@ -61,7 +61,7 @@ def handshake_ns(sock: socket.socket, to: Address, context: ssl.SSLContext) -> i
 
 
 def one_round(ways: Sequence[Way], group: Path, count: int, context: ssl.SSLContext) -> dict[str, float]:
-    """Shake hands so often by each way, each time in an order of chance; return the medians of microseconds."""
+    """Shake hands so often by each path, in random order each time; return the medians in microseconds."""
     took: dict[str, list[int]] = {way.name: [] for way in ways}
     with contextlib.ExitStack() as stack:
         opened = {way.name: stack.enter_context(sockets(way, group, count)) for way in ways}
@@ -73,7 +73,7 @@ def one_round(ways: Sequence[Way], group: Path, count: int, context: ssl.SSLCont
 
 
 def measure(ways: Sequence[Way], group: Path, rounds: int, count: int) -> dict[str, list[float]]:
-    """Return what each round says of each way; the first one warms up. Sessions are not resumed: each has to be new."""
+    """Return the results by round and path; the first round warms up. Sessions are not resumed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     found = [one_round(ways, group, count, context) for _ in range(rounds + 1)][1:]

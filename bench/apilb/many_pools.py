@@ -1,4 +1,4 @@
-"""What the agent costs while nothing happens: many pools of three servers, each of which is checked."""
+"""The cost of an idle agent: many pools of three servers with health checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SETTLE_S = 10.0
 
 
 def measure(pools: int, seconds: float, settle_s: float = SETTLE_S) -> dict[str, Any]:
-    """Return the agent's share of a core, its memory, and the checks that it made a second."""
+    """Return the agent's share of a core, its memory, and its checks per second."""
     host = BenchHost()
     try:
         check = health_check(ProbeSpec())

@@ -1,4 +1,4 @@
-"""`plan` of one host and of many by ssh: one sshd and one container runtime that have an address for each."""
+"""`plan` of one host and of many by ssh: one sshd and one container runtime with an address for each host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTLE_S = 0.5  # until sshd's sessions have ended
 
 
 class ManySshHosts:
-    """A host with podman and sshd, reached at many addresses of its loopback."""
+    """A host with podman and sshd, with many addresses on its loopback."""
 
     def __init__(self) -> None:
         self.lab = HostLab()
@@ -43,7 +43,7 @@ class ManySshHosts:
         return path
 
     def plan(self, hosts: int) -> dict[str, float]:
-        """Plan once; return seconds, and seconds of CPU: of the command itself, and of what answers it."""
+        """Plan once; return seconds, and seconds of CPU: of the command, and of sshd and podman."""
         argv = [
             *program(),
             "apilb",
@@ -65,14 +65,14 @@ class ManySshHosts:
         return {"seconds": took, "cpu_s": used, "hosts_cpu_s": self._hosts_cpu_s() - hosts_before}
 
     def _hosts_cpu_s(self) -> float:
-        """Return the CPU time that podman's service and sshd have used, with processes of theirs that have ended."""
+        """Return the CPU time of podman's service and sshd, including their ended processes."""
         processes = self.lab.podman.process, self.lab.sshd.process
         return sum(_with_children_cpu_s(each.pid) for each in processes if each is not None)
 
     def measure(self, hosts: int, times: int) -> dict[str, Any]:
         """Plan one host and all, in turns."""
         found: dict[int, list[dict[str, float]]] = {1: [], hosts: []}
-        self.plan(1)  # what is read from the disk for the first time is read
+        self.plan(1)  # warms up the disk cache
         for _ in range(times):
             for number, trials in found.items():
                 trials.append(self.plan(number))
@@ -82,7 +82,7 @@ class ManySshHosts:
         return {"hosts": hosts, "one": one, "many": many}
 
     def close(self) -> None:
-        """Take everything away."""
+        """Remove everything."""
         self.lab.close()
 
 

@@ -1,4 +1,4 @@
-"""The rows, each on a host of its own: native mode, and beside it HAProxy with the rendered file."""
+"""The rows, each on its own host: native mode, and HAProxy with the rendered file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Amount:
 
     @property
     def trials(self) -> int:
-        """How often a long trial is made."""
+        """The number of long trials."""
         return max(1, self.times // FEW)
 
 
@@ -62,7 +62,7 @@ def quick(rows: tuple[str, ...], times: int) -> Amount:
 
 
 def measure(amount: Amount, say: Say = print) -> dict[str, Any]:
-    """Measure; what cannot be measured here is named under `missing`."""
+    """Measure; rows that cannot be measured here are listed under `missing`."""
     out: dict[str, Any] = {
         "rows": {},
         "missing": [],

@@ -1,7 +1,7 @@
-"""How long a server that fails is given connections still, and one that is back none: native mode and HAProxy see the same failures.
+"""How long a failed server still gets connections, and a recovered one none: the same failures for native mode and HAProxy.
 
-For native mode the clock stops when the maps say so, for HAProxy when it says so itself. Each server that fails has an instance of its
-own with one that does not, so that a count in a map tells which one is out; HAProxy has one file with all of them.
+For native mode the clock stops when the maps have the change, for HAProxy when it logs it. Each failing server has its own instance
+with a second server that does not fail, so that a count in a map identifies it; HAProxy has one file with all of them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tests.lab.netns import LabError
 
 FAILURES = {"killed": "", "refused": "refused", "black hole": "hole", "500": "500"}
 STEADY_PORT, FIRST_PORT, FIRST_BIND = 6443, 6500, 7500
-STEP_S = 0.005  # between two looks at the maps
+STEP_S = 0.005  # between two reads of the maps
 LOOPBACK = bytes((127, 0, 0, 1))
 TCP = 6
 PATIENCE_S = 10.0  # beyond what fall and rise may take
 
 
 class Victim:
-    """One server: how it fails, and what became of it. `number` is that of its port, its bind and its line in haproxy.cfg."""
+    """One server: its kind of failure, and the results. `number` is that of its port, its bind and its line in haproxy.cfg."""
 
     def __init__(self, stage: Outages, number: int, failure: str) -> None:
         self.stage, self.number, self.failure = stage, number, failure
@@ -53,7 +53,7 @@ class Victim:
             self.stage.behave(self.place, FAILURES[self.failure])
 
     def mend(self) -> None:
-        """Be a server again; return when it is."""
+        """Recover; return when it serves."""
         if self.process is not None:
             self._start()
         else:
@@ -70,7 +70,7 @@ class Victim:
 
 
 class Outages:
-    """A host, a server that is always there, and some of each kind that fail."""
+    """A host, a server that does not fail, and some of each kind that do."""
 
     def __init__(self, check: ProbeSpec, each: int) -> None:
         """`each`: how many servers fail in each way at once."""
@@ -99,7 +99,7 @@ class Outages:
         self.maps = self.host.closing.enter_context(KernelMaps.open(self.host.bpffs, create=False))
 
     def behave(self, place: str, how: str) -> None:
-        """Let a server behave otherwise; return when it does."""
+        """Change a server's behaviour; return when it is in effect."""
         with self._lock:
             assert self._servers.stdin is not None
             assert self._servers.stdout is not None
@@ -109,7 +109,7 @@ class Outages:
                 raise LabError("the servers have ended")
 
     def wave(self) -> list[dict[str, Any]]:
-        """Let every victim fail once, each at a moment of its own, and come back; return seconds of each."""
+        """Make every victim fail once, each at its own time, and recover; return seconds of each."""
         out = [{"failure": victim.failure} for victim in self.victims]
         for key, act, is_up in (("out", Victim.fail, False), ("back", Victim.mend, True)):
             threads = [
@@ -143,12 +143,12 @@ class Outages:
             out[f"native {key}"], out[f"HAProxy {key}"] = native - began, theirs - began
 
     def close(self) -> None:
-        """Take everything away."""
+        """Remove everything."""
         self.host.close()
 
 
 def measure(check: ProbeSpec, times: int, each: int = 5, say: Any = str) -> list[dict[str, Any]]:
-    """Let so many servers fail in each way, `each` at once; return what each wave says."""
+    """Make so many servers fail in each way, `each` at once; return the results of each wave."""
     found: list[dict[str, Any]] = []
     stage = Outages(check, min(times, each))
     try:

@@ -1,7 +1,7 @@
-"""An API server as lean as Python allows, so that what lies before it shows: a thread for each connection, blocking calls.
+"""A minimal API server, so that the load balancer's cost is visible: a thread for each connection, blocking calls.
 
-`python -m bench.apilb.plain_and_tls_server FOLDER ADDRESS:PORT...` prints `ready`. By the first byte of a connection it knows what
-is wanted: TLS (a handshake, and every request is answered with 200), or plain: each eight bytes say how many bytes to send.
+`python -m bench.apilb.plain_and_tls_server FOLDER ADDRESS:PORT...` prints `ready`. The first byte of a connection
+selects TLS (a handshake, and every request is answered with 200), or plain: each eight bytes are the number of bytes to send.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def send(sock: socket.socket, left: int) -> None:
 
 
 def accept(listener: socket.socket, context: ssl.SSLContext) -> None:
-    """Accept for ever."""
+    """Accept until killed."""
     while True:
         sock, _ = listener.accept()
         threading.Thread(target=serve, args=(sock, context), daemon=True).start()

@@ -1,4 +1,4 @@
-"""HAProxy as a container of `lbagent apilb` has it: a master with workers, which SIGUSR2 lets read its file again."""
+"""HAProxy as in a container of `lbagent apilb`: a master with workers, which reloads its file on SIGUSR2."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FORKED = re.compile(r"New worker \((\d+)\) forked")
 STOPPED = re.compile(r"\((\d+)\) : Proxy kube-apiserver stopped")
 PROXIES = 2  # the frontend and the backend
 PATIENCE_S = 60.0
-SIGNAL_AGAIN_S = 2.0  # a master that has just begun may not hear a signal; apply says it again, too
+SIGNAL_AGAIN_S = 2.0  # a master that has just started may lose a signal; apply repeats it too
 
 
 class ReloadedHaproxy(Haproxy):
-    """One whose file changes."""
+    """A HAProxy whose file changes."""
 
     words = ("-W",)
 
@@ -45,7 +45,7 @@ class ReloadedHaproxy(Haproxy):
         draft.rename(self.path)
 
     def reload(self) -> None:
-        """Let it read its file; return when a new worker has it, and no former one takes connections."""
+        """Make it reload its file; return when a new worker has it, and no former one accepts connections."""
         known = len(self.workers)
         self._signal(lambda: len(self.workers) > known)
         former = self.workers[:-1]
@@ -54,7 +54,7 @@ class ReloadedHaproxy(Haproxy):
         )  # fmt: skip
 
     def refuse(self) -> None:
-        """Let it read a file that it does not take; return when it has said so."""
+        """Make it reload an invalid file; return when it has reported it."""
         known, workers = self.refusals, len(self.workers)
         self._signal(lambda: self.refusals > known)
         if len(self.workers) != workers:

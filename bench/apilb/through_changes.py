@@ -1,7 +1,7 @@
 """Connections while servers are added and removed, files are edited, the agent is restarted and HAProxy reloaded: none may fail.
 
-Clients connect all the time, each time anew, with a request by HTTPS. The servers are all up, all the time. Each change is waited for
-until it is in force; from then on no connection may get to a server that was removed.
+Clients continuously make requests by HTTPS on new connections. All servers stay up. After each change the benchmark waits until it
+is in force; from then on no connection may get to a removed server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WORKERS = 3
 
 
 class Connection(NamedTuple):
-    """One that was answered."""
+    """An answered connection."""
 
     began: float
     ended: float
@@ -30,11 +30,11 @@ class Connection(NamedTuple):
 
 
 class ConnectionsSeen:
-    """What clients saw, and when which server was out."""
+    """The results of clients, and the periods in which a server was removed."""
 
     def __init__(self) -> None:
         self.connections: list[Connection] = []
-        self.spans: list[tuple[float, float, str]] = []  # from when to when no connection may get to a server
+        self.spans: list[tuple[float, float, str]] = []  # periods in which no connection may get to a server
         self.made: Counter[str] = Counter()
         self.slowest_s = 0.0  # until a change was in force
         self._out: dict[str, float] = {}
@@ -52,7 +52,7 @@ class ConnectionsSeen:
         self.slowest_s = max(self.slowest_s, now - began)
 
     def to_removed(self) -> list[Connection]:
-        """Return the connections that began and were answered while their server was out."""
+        """Return the connections that began and were answered while their server was removed."""
         spans = [*self.spans, *((since, time.monotonic(), name) for name, since in self._out.items())]
         return [
             each
@@ -62,7 +62,7 @@ class ConnectionsSeen:
 
 
 class ThroughChanges:
-    """A host with three servers and one load balancer; changes that go round while clients connect."""
+    """A host with three servers and one load balancer; cycles of changes during connections."""
 
     def __init__(self, kind: type[Side]) -> None:
         self.host = BenchHost()
@@ -74,7 +74,7 @@ class ThroughChanges:
             raise
 
     def measure(self, connections: int, cycles: int) -> dict[str, Any]:
-        """Make so many connections and more, and so many cycles of changes; return what became of them."""
+        """Make at least so many connections and cycles of changes; return the results."""
         seen, changes = ConnectionsSeen(), self.side.changes()
         more = max(1, connections // (cycles * len(changes)))
         with self.host.inside(), Load(self.host.host, [lambda: self._asked(seen)], workers=WORKERS) as load:
@@ -99,7 +99,7 @@ class ThroughChanges:
         }  # fmt: skip
 
     def close(self) -> None:
-        """Take everything away."""
+        """Remove everything."""
         self.host.close()
 
 

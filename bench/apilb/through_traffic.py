@@ -1,4 +1,4 @@
-"""What a connection costs: directly to the server, by the native bind and through HAProxy, in turns."""
+"""The cost of a connection: directly to the server, by the native bind and through HAProxy, in turns."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.lab.netns import wait_for
 GIGABYTE = 1_000_000_000
 PIECES = 50  # of a large answer, some milliseconds each
 ALL = (*WAYS, CONTROL)
-USERS = ("ends", "haproxy", "agent")  # of CPU: client and server, and what may be between them
+USERS = ("ends", "haproxy", "agent")  # of CPU: client and server, and the processes between them
 
 
 def fetch_s(size: int, sock: socket.socket, buffer: bytearray) -> float:
-    """Ask for so many bytes on a connection; return the seconds until all are here."""
+    """Request so many bytes on a connection; return the seconds until all have arrived."""
     began, left = time.perf_counter(), size
     sock.sendall(size.to_bytes(8, "big"))
     while left:
@@ -67,7 +67,7 @@ class ThroughTraffic:
     def bulk(self, rounds: int, size: int) -> dict[str, Any]:
         """Measure one large answer, in Gbit/s, and seconds of CPU that a gigabyte costs.
 
-        The agent is stopped (SIGSTOP) meanwhile: it is not needed for a connection, and what it uses is nothing.
+        The agent is stopped (SIGSTOP) during the measurement: a connection does not need it, and it uses no CPU.
         """
         agent = self.host.agent.pid
         os.kill(agent, signal.SIGSTOP)
@@ -85,7 +85,7 @@ class ThroughTraffic:
         return _compared(gbit, DIRECT) | {"cpu_s": cpu}
 
     def _large_answers(self, size: int) -> dict[str, dict[str, float]]:
-        """Fetch so much by each way on one connection, piece by piece in turns; return seconds, and those of CPU."""
+        """Fetch so much by each path on one connection, piece by piece in turns; return seconds, and seconds of CPU."""
         out = {way.name: dict.fromkeys(("seconds", *USERS), 0.0) for way in ALL}
         buffer = bytearray(1 << 20)
         with self.host.host.entered(), contextlib.ExitStack() as stack:
@@ -107,7 +107,7 @@ class ThroughTraffic:
         return dict(zip(USERS, (ends, cpu_s(self.beside.process.pid), cpu_s(self.host.agent.pid)), strict=True))
 
     def close(self) -> None:
-        """Take everything away."""
+        """Remove everything."""
         self.host.close()
 
 

@@ -1,4 +1,4 @@
-"""The ways by which a client of the benchmark gets to a server, and sockets for them."""
+"""The paths from a client of the benchmark to a server, and sockets for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DIRECT, AGAIN, SEEN, NATIVE, HAPROXY = (
 
 
 class Way(NamedTuple):
-    """How a client gets to a server: one of `places`; `in_cgroup`: its sockets are of the cgroup that the socket programs see."""
+    """A path to a server: one of `places`; `in_cgroup`: its sockets are in the cgroup of the socket programs."""
 
     name: str
     places: tuple[Address, ...]
@@ -38,14 +38,14 @@ WAYS = (
     Way(NATIVE, (("127.0.0.1", NATIVE_PORT),), in_cgroup=True),
     Way(HAPROXY, (("127.0.0.1", HAPROXY_PORT),), in_cgroup=False),
 )
-CONTROL = Way(AGAIN, SERVERS, in_cgroup=False)  # how much two ways differ that are one
+CONTROL = Way(AGAIN, SERVERS, in_cgroup=False)  # the difference of two equal paths
 
 
 @contextlib.contextmanager
 def sockets(way: Way, group: Path, count: int) -> Iterator[list[socket.socket]]:
-    """Open sockets of a way, in the namespace of the calling thread.
+    """Open sockets of a path, in the namespace of the calling thread.
 
-    A socket is of the cgroup in which it was opened, and socket programs look at that: whichever process connects it.
+    A socket belongs to the cgroup in which it was opened, and socket programs check that, regardless of the process that connects it.
     """
     with contextlib.ExitStack() as stack:
         with cgroup.joined(group) if way.in_cgroup else contextlib.nullcontext():

@@ -1,1 +1,1 @@
-"""Addresses for Services of type LoadBalancer: how fast they come and move, beside MetalLB."""
+"""Addresses for Services of type LoadBalancer: how fast they are assigned and moved, compared with MetalLB."""

@@ -1,4 +1,4 @@
-"""lbagent on a LAN: its controller beside the API server, and an agent on each node that announces."""
+"""lbagent on a LAN: its controller next to the API server, and an agent on each announcing node."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.lab.scratch import scratch_folder
 
 POOLS: Obj = {"pools": [{"name": "lan", "addresses": POOL, "announce": ["l2"]}]}
 CONTROLLER = "system:serviceaccount:kube-system:lbagent-cloud"
-LIVES_S = 4.0  # a node that is back: two renewals and a look of the others
+LIVES_S = 4.0  # a node that returns: two renewals and a check of the others
 
 
 class BenchNode:
-    """A machine of the LAN with an agent: what KubeAgent wants to know of a node."""
+    """A machine of the LAN with an agent, in the form that KubeAgent needs."""
 
     def __init__(self, lan: Lan, name: str, pools: Obj) -> None:
         self.node, self.closing = lan.spaces[name], lan.closing
@@ -37,13 +37,13 @@ class BenchNode:
 
 
 class Lbagent:
-    """What is measured, as `systems` of gaps.py and many.py want it."""
+    """The measured system, for gaps.py and many.py."""
 
     name = "lbagent"
     joins_s = LIVES_S
 
     def __init__(self, lan: Lan, folder: Path, pools: Obj | None = None) -> None:
-        """Take where it runs; `pools` is the pools file."""
+        """`pools` is the pools file."""
         self.lan, self.folder, self.pools = lan, folder, pools or POOLS
         self.nodes: dict[str, BenchNode] = {}
         self.controller: CloudProcess | None = None
@@ -63,7 +63,7 @@ class Lbagent:
             node.agent.wait_ready()
 
     def start_controller(self) -> None:
-        """Start the controller, as one that needs no election."""
+        """Start the controller, without an election."""
         if self.controller is None:
             token = self.lan.plane.account_token(cloud_process.ACCOUNT)
             config = self.lan.plane.kubeconfig(token, self.folder / "cloud.kubeconfig", PORT)
@@ -74,7 +74,7 @@ class Lbagent:
         self.controller.start()
 
     def restart_controller(self) -> None:
-        """Kill the controller, and start it again."""
+        """Kill the controller, and restart it."""
         assert self.controller is not None
         self.controller.kill()
         self.start_controller()
@@ -85,7 +85,7 @@ class Lbagent:
         assert self.controller.process is not None
         return resident_mib(self.controller.process.pid)
 
-    # --- what becomes of a node ---
+    # --- events of nodes ---
 
     def kill(self, name: str) -> None:
         """Kill the agent; its programs stay."""
@@ -100,7 +100,7 @@ class Lbagent:
         self.nodes[name].agent.start()
 
     def power_off(self, name: str) -> None:
-        """Let a machine die without a word."""
+        """Make a machine fail silently."""
         self.lan.pull_cable(name)
         for pid in self.nodes[name].node.pids():
             with contextlib.suppress(ProcessLookupError):
@@ -110,12 +110,12 @@ class Lbagent:
         process.wait()
 
     def power_on(self, name: str) -> None:
-        """Let it boot: nothing of its programs is left."""
+        """Boot it: nothing of its programs is left."""
         self.nodes[name].agent.remove()
         self.lan.plug_in(name)
         self.start_node(name)
 
-    # --- what it writes ---
+    # --- its writes ---
 
     def is_controller(self, user: str) -> bool:
         """Return whether an account is the controller's."""

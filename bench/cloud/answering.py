@@ -1,4 +1,4 @@
-"""`python -m bench.cloud.answering`: the backends of all Services: says "ok" on each connection to port 8080.
+"""`python -m bench.cloud.answering`: the backends of all Services: sends "ok" on each connection to port 8080.
 
 The client closes first: the ports that a node uses for its connections to a backend are free again then.
 """

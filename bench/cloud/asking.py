@@ -1,7 +1,7 @@
-"""A client outside: a new connection every 10 ms, whatever becomes of those before. `python -m bench.cloud.asking ADDRESS` is its process.
+"""An outside client: a new connection every 10 ms, independent of earlier ones. `python -m bench.cloud.asking ADDRESS` is its process.
 
-An ask is answered when the backend's word came on a connection of its own. The kernel sends a lost SYN again after a second, so
-an ask of the middle of an outage is answered late; the first one after it is answered at once, and ends the gap.
+A request is answered when the backend's text arrives on its connection. The kernel repeats a lost SYN after a second, so a request
+in an outage is answered late; the first one after the outage is answered at once, and ends the gap.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from tests.lab.traffic import syns_again
 EVERY_S = 0.01
 GIVE_UP_S = 5.0
 PORT = 80
-PROMPT_S = 0.5  # an answer that takes longer had a SYN lost, or no backend
+PROMPT_S = 0.5  # an answer that takes longer had a lost SYN, or no backend
 
 
 class Ask(NamedTuple):
-    """When it began and when it was answered (None: never), in seconds of the monotonic clock."""
+    """Start and answer of a request (None: no answer), in seconds of the monotonic clock."""
 
     began: float
     answered: float | None
 
 
 def longest_gap_s(asks: Sequence[Ask], since: float = 0.0) -> float:
-    """Return the longest time between two answers, of those after a moment; one without an end counts to the last ask."""
+    """Return the longest time between two answers after a time; a gap without an end counts to the last request."""
     answers = sorted(ask.answered for ask in asks if ask.answered is not None and ask.answered >= since)
     last = max((ask.began for ask in asks), default=0.0)
     ends = [*answers, max(last, answers[-1])] if answers else [since, last]
@@ -45,27 +45,27 @@ def longest_gap_s(asks: Sequence[Ask], since: float = 0.0) -> float:
 
 
 def failing_s(asks: Sequence[Ask], since: float) -> float:
-    """Return how long after a moment the last ask began that was not answered promptly; 0 when all were."""
+    """Return how long after a time the last request began that was not answered promptly; 0 if all were."""
     bad = [ask.began - since for ask in asks if ask.began >= since and not is_prompt(ask)]
     return max(bad, default=0.0)
 
 
 def is_prompt(ask: Ask) -> bool:
-    """Return whether it was answered without a packet lost."""
+    """Return whether it was answered without a lost packet."""
     return ask.answered is not None and ask.answered - ask.began < PROMPT_S
 
 
 class Asker:
-    """The process of a client that asks one address; a context manager. `asks` are there after its end."""
+    """The process of a client of one address; a context manager. `asks` is set after its end."""
 
     def __init__(self, space: Namespace, address: str) -> None:
-        """Take where it lives and what it asks."""
+        """Take its namespace and the address."""
         self.space, self.address = space, address
         self.asks: list[Ask] = []
         self.syns_again = 0
 
     def __enter__(self) -> Self:
-        """Start; return when it asks."""
+        """Start; return when it sends requests."""
         self._syns_before = syns_again(self.space)
         argv = [sys.executable, "-m", "bench.cloud.asking", self.address]
         self._process = self.space.popen(argv, stdout=subprocess.PIPE, cwd=ROOT)
@@ -76,7 +76,7 @@ class Asker:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None
     ) -> None:
-        """End it, and take what it saw."""
+        """End it, and read its results."""
         self._process.send_signal(signal.SIGTERM)
         text, _ = self._process.communicate()
         self.syns_again = syns_again(self.space) - self._syns_before
@@ -85,7 +85,7 @@ class Asker:
 
     @property
     def failures(self) -> int:
-        """How many asks were never answered."""
+        """The number of requests without an answer."""
         return sum(ask.answered is None for ask in self.asks)
 
 
@@ -95,7 +95,7 @@ class _Client:
     def __init__(self, address: str) -> None:
         self._to = (address, PORT)
         self._selector = selectors.DefaultSelector()
-        self._open: dict[socket.socket, int] = {}  # which ask
+        self._open: dict[socket.socket, int] = {}  # number of the request
         self.began: list[float] = []
         self.answered: list[float | None] = []
         self.ends = False
@@ -155,7 +155,7 @@ class _Client:
 
 
 def main(address: str) -> None:
-    """Ask until SIGTERM; then print [[began, answered], ...]."""
+    """Send requests until SIGTERM; then print [[began, answered], ...]."""
     client = _Client(address)
 
     def end(*_: object) -> None:

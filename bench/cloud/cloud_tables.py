@@ -26,7 +26,7 @@ def text(result: dict[str, Any]) -> str:
     rows = result["rows"]
     parts = [measured_on(result)]
     for heading, made in (
-        ("### A node dies: the longest gap of a client that asks every 10 ms", deaths(rows)),
+        ("### A node dies: the longest gap of a client that connects every 10 ms", deaths(rows)),
         ("### Nothing dies: asks that failed", peace(rows)),
         ("### Many Services at once", many(rows.get("many", {}))),
     ):
@@ -74,7 +74,7 @@ def deaths(rows: dict[str, Any]) -> str:
 
 
 def peace(rows: dict[str, Any]) -> str:
-    """Return what became of asks where nothing dies that answers."""
+    """Return the results of requests in trials in which no answering node dies."""
     out = []
     for key in ("cordon", "stop", "kill"):
         trials = rows.get(key, {}).get("lbagent", [])

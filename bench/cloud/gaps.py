@@ -1,4 +1,4 @@
-"""Gaps: how long a client outside goes without an answer when what announces an address dies, or leaves in peace."""
+"""Gaps: how long an outside client gets no answer when the announcer of an address dies, or is stopped."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from bench.cloud.asking import Asker, failing_s, longest_gap_s
 from bench.cloud.stage import SERVICES, Lan, service
 from tests.lab.netns import wait_for
 
-BEFORE_S, AFTER_S = 0.5, 1.5  # asked before it happens, and after another node answers
-PHASE_S = 1.0  # waited at random before it happens: Leases and hellos have a beat
+BEFORE_S, AFTER_S = 0.5, 1.5  # requests before the event, and after another node answers
+PHASE_S = 1.0  # random wait before the event: Leases and hellos are periodic
 WITHIN_S = 90.0
 NAME = "web"
 Say = Callable[[str], object]
 
 
 class System(Protocol):
-    """What announces addresses on a LAN. `joins_s`: until the others know a node that is back."""
+    """A system that announces addresses on a LAN. `joins_s`: until the others see a node that returns."""
 
     name: str
     joins_s: float
@@ -30,26 +30,26 @@ class System(Protocol):
         """Start it."""
 
     def kill(self, name: str) -> None:
-        """Kill what announces on a node."""
+        """Kill the announcer of a node."""
 
     def stop(self, name: str) -> None:
-        """Stop it in peace."""
+        """Stop it with SIGTERM."""
 
     def start_node(self, name: str) -> None:
-        """Start it again."""
+        """Restart it."""
 
     def power_off(self, name: str) -> None:
-        """Let a node die without a word."""
+        """Make a node fail silently."""
 
     def power_on(self, name: str) -> None:
-        """Let it boot."""
+        """Boot it."""
 
 
 class Gaps:
     """The gaps of one system. Every method is one trial, and returns {"gap_s", "failures", "syns_again"}."""
 
     def __init__(self, system: System) -> None:
-        """Make a Service, and wait until its address answers."""
+        """Create a Service, and wait until its address answers."""
         self.system, self.lan = system, system.lan
         self.lan.plane.ask("POST", SERVICES, service(NAME))
         self.lan.add_backends(NAME)
@@ -57,7 +57,7 @@ class Gaps:
         self.leader()
 
     def close(self) -> None:
-        """Take the Service away, for the next one of its name."""
+        """Delete the Service, for the next one with its name."""
         self.lan.plane.send("DELETE", f"{SERVICES}/{NAME}")
         self.lan.remove_backends(NAME)
 
@@ -70,8 +70,8 @@ class Gaps:
         return wire.leader(self.lan, self.address, **more)
 
     def _asked(self, happens: Callable[[], object]) -> tuple[Asker, float]:
-        """Ask while something happens; return the client, and when it began to happen."""
-        self.lan.client.ip("neigh flush dev eth0")  # it may know another node, which would go on
+        """Send requests during an event; return the client, and the start of the event."""
+        self.lan.client.ip("neigh flush dev eth0")  # the cache may have another node, which would keep answering
         with Asker(self.lan.client, self.address) as asker:
             time.sleep(BEFORE_S + random.uniform(0.0, PHASE_S))
             began = time.monotonic()
@@ -118,7 +118,7 @@ class Gaps:
             self._joined()
 
     def cordon(self) -> dict[str, float]:
-        """The leader is cordoned: another node takes the address, and it comes back afterwards."""
+        """The leader is cordoned: another node takes the address, and gives it back afterwards."""
         leads = self.leader()
 
         def happens() -> None:
@@ -131,7 +131,7 @@ class Gaps:
         return self._result(*self._asked(happens))
 
     def stop(self) -> dict[str, float]:
-        """What announces is stopped in peace; it is started again when another node has taken the address."""
+        """The announcer is stopped with SIGTERM; it is restarted when another node has taken the address."""
         leads = self.leader()
 
         def happens() -> None:
@@ -145,7 +145,7 @@ class Gaps:
             self._joined()
 
     def kill(self) -> dict[str, float]:
-        """What announces is killed, and started again at once."""
+        """The announcer is killed, and restarted at once."""
         leads = self.leader()
 
         def happens() -> None:
@@ -160,7 +160,7 @@ class RoutedGaps:
     """The gap of BGP: a router spreads connections over the nodes, of which one loses its cable."""
 
     def __init__(self, lan: Lan, client: Any, address: str, ways: Callable[[], list[str]]) -> None:
-        """Take the client behind the router, what it asks, and what tells the nodes by which the router goes."""
+        """Take the client behind the router, its address, and a function that returns the router's next hops."""
         self.lan, self.client, self.address, self._ways = lan, client, address, ways
         self._number = 0
         self._until(len(lan.nodes))
@@ -169,7 +169,7 @@ class RoutedGaps:
         wait_for(lambda: len(self._ways()) == count, f"{count} routes", WITHIN_S)
 
     def cable(self) -> dict[str, float]:
-        """One node's cable is pulled: the time after which every ask is answered promptly."""
+        """One node's cable is pulled: the time after which every request is answered promptly."""
         victim = self.lan.nodes[self._number % len(self.lan.nodes)]
         self._number += 1
         with Asker(self.client, self.address) as asker:

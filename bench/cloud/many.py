@@ -1,4 +1,4 @@
-"""1,000 Services at once: until every address answers, what was written for it, and what is written afterwards."""
+"""1,000 Services at once: the time until every address answers, the writes for it, and the writes afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WITHIN_S, PEACE_S, QUIET_S = 300.0, 20.0, 3.0
 
 
 class System(Protocol):
-    """What gives addresses and announces them on a LAN."""
+    """A system that assigns addresses and announces them on a LAN."""
 
     name: str
     lan: Lan
@@ -41,7 +41,7 @@ class System(Protocol):
 
 
 def measure(system: System, addresses: Sequence[str], *, peace_s: float = PEACE_S) -> dict[str, Any]:
-    """Make as many Services as there are addresses, and wait until each address answers."""
+    """Create a Service for each address, and wait until each address answers."""
     plane, count = system.lan.plane, len(addresses)
     names = [f"{NAME}{number}" for number in range(count)]
     post(system.lan, [each for number, name in enumerate(names) for each in backends(name, number)])
@@ -69,7 +69,7 @@ def measure(system: System, addresses: Sequence[str], *, peace_s: float = PEACE_
 
 
 def post(lan: Lan, objects: Sequence[tuple[str, Obj]]) -> None:
-    """Make objects, many at a time."""
+    """Create objects, many at a time."""
     left = iter(objects)
 
     async def work() -> None:
@@ -87,7 +87,7 @@ def post(lan: Lan, objects: Sequence[tuple[str, Obj]]) -> None:
 
 
 def remove(lan: Lan) -> None:
-    """Take the Services away, with their addresses."""
+    """Delete the Services, with their addresses."""
     for name in [each["metadata"]["name"] for each in lan.plane.ask("GET", SERVICES)["items"]]:
         if name.startswith(NAME):
             lan.plane.send("DELETE", f"{SERVICES}/{name}")
@@ -96,7 +96,7 @@ def remove(lan: Lan) -> None:
 
 
 def restart(system: Any, seconds: float) -> int:
-    """Kill the controller and start it again; return what it wrote by the time that it serves a new Service, without that one's."""
+    """Kill the controller and restart it; return its writes until it serves a new Service, without those for this Service."""
     plane, name = system.lan.plane, "after"
     before = sum(1 for _ in plane.writes())
     system.restart_controller()
@@ -114,7 +114,7 @@ def restart(system: Any, seconds: float) -> int:
 
 
 def _peace(system: System, seconds: float) -> dict[str, float]:
-    """Return how many writes a second a node and the controller make when nothing happens."""
+    """Return the writes per second of a node and of the controller when they are idle."""
     plane = system.lan.plane
     before, began = sum(1 for _ in plane.writes()), time.monotonic()
     time.sleep(seconds)
@@ -130,7 +130,7 @@ def _peace(system: System, seconds: float) -> dict[str, float]:
 
 
 def _until_quiet(plane: BenchPlane) -> None:
-    """Wait until nothing is written but renewals: Events come late."""
+    """Wait until only renewals are written: Events come late."""
     count, deadline = -1, time.monotonic() + WITHIN_S
     while (now := sum(not _is_renewal(entry) for entry in plane.writes())) != count and time.monotonic() < deadline:
         count = now
@@ -183,7 +183,7 @@ def _ranges(addresses: Sequence[str]) -> list[str]:
 
 
 def ask_all(addresses: Sequence[str], deadline: float) -> tuple[int, float]:
-    """Connect to each until each has answered; return how many did, and when the last one did."""
+    """Connect to each until all have answered; return how many did, and the time of the last answer."""
     left, at, known = list(addresses), 0.0, 0
     while left and time.monotonic() < deadline:
         answered = set(_ask(left[:BATCH]))
@@ -217,7 +217,7 @@ def _ask(addresses: Sequence[str]) -> Iterator[str]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Ask the addresses of these ranges; print when the last one answered, or how many did."""
+    """Connect to the addresses of these ranges; print the time of the last answer, or how many answered."""
     addresses = expand(words)
     count, at = ask_all(addresses, time.monotonic() + WITHIN_S - 10)
     print(at if count == len(addresses) else count)

@@ -1,4 +1,4 @@
-"""The rows, each on machines of its own: lbagent's first, then MetalLB's, before one API server."""
+"""The rows, each on its own machines: lbagent's first, then MetalLB's, with one API server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.lab import netns
 from tests.lab.netns import LabError
 
 ROWS = ("l2-cable", "l2-node", "cordon", "stop", "kill", "bgp-cable", "many")
-BESIDE = ("l2-cable", "l2-node")  # gaps that MetalLB is measured for, too
+BESIDE = ("l2-cable", "l2-node")  # gaps that are also measured for MetalLB
 GAPS = {"l2-cable": "cable", "l2-node": "node", "cordon": "cordon", "stop": "stop", "kill": "kill"}
 FEW = 4  # a trial that takes a minute, or one whose outcome is yes or no, is made a quarter as often
 OFTEN = ("l2-cable", "l2-node", "bgp-cable")
@@ -45,7 +45,7 @@ class Amount:
 
 
 def measure(amount: Amount, *, metallb: bool = True, say: Say = print) -> dict[str, Any]:
-    """Measure; what cannot be measured here is named under `missing`."""
+    """Measure; rows that cannot be measured here are listed under `missing`."""
     out: dict[str, Any] = {"rows": {row: {} for row in amount.rows}, "missing": []}
     netns.sweep()
     try:
@@ -113,7 +113,7 @@ def _bgp(plane: BenchPlane, folder: Path, amount: Amount, out: dict[str, Any], s
 def _trials(
     trial: Callable[[], dict[str, float]], count: int, name: str, missing: list[str], say: Say
 ) -> list[dict[str, float]]:
-    """Make a row's trials; one that cannot be made ends the row, and is named."""
+    """Make a row's trials; a failed trial ends the row, and is reported."""
     found: list[dict[str, float]] = []
     for _ in range(count):
         try:

@@ -1,7 +1,7 @@
-"""MetalLB 0.13.5 on a LAN: its controller beside the API server, a speaker on each node, and one DNAT rule as the nodes' data plane.
+"""MetalLB 0.13.5 on a LAN: its controller next to the API server, a speaker on each node, and one DNAT rule as the nodes' data plane.
 
-It is built once of the modules in metallb/, and kept below XDG_CACHE_HOME. 0.13 watches EndpointSlices of a version that is gone, so it
-goes by Endpoints. Speakers find each other by Pod objects, which are made here.
+It is built once from the modules in metallb/, and stored below XDG_CACHE_HOME. 0.13 watches EndpointSlices of a removed version, so it
+uses Endpoints. Speakers find each other by Pod objects, which are created here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def build(say: Callable[[str], object]) -> Path:
     folder = cache / "lbagent" / f"metallb-{hashlib.sha256(sources).hexdigest()[:16]}"
     if (folder / "crds").exists():
         return folder
-    go = find_go("MetalLB, which is not there")
+    go = find_go("MetalLB, which is not installed")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -76,13 +76,13 @@ def _go(go: str, *words: str) -> str:
 
 
 class MetalLB:
-    """What is measured, as `systems` of gaps.py and many.py want it."""
+    """The measured system, for gaps.py and many.py."""
 
     name = "MetalLB"
-    joins_s = 12.0  # until the members know one that is back
+    joins_s = 12.0  # until the members see one that returns
 
     def __init__(self, lan: Lan, folder: Path, programs: Path) -> None:
-        """Take where it runs, where its logs go, and what was built."""
+        """Take its machines, the folder of its logs, and the built programs."""
         self.lan, self.folder, self.programs = lan, folder, programs
         self._speakers: dict[str, subprocess.Popen[str]] = {}
         self._controller: subprocess.Popen[str] | None = None
@@ -120,7 +120,7 @@ class MetalLB:
         for path in sorted((self.programs / "crds").iterdir()):
             for obj in yaml.safe_load_all(path.read_text()):
                 if obj:
-                    obj["spec"].pop("conversion", None)  # a webhook, which is not there
+                    obj["spec"].pop("conversion", None)  # a webhook, which does not run
                     plane.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", obj)
         plane.send("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": HOME}})
         pool = {"kind": "IPAddressPool", "metadata": {"name": "lan", "namespace": HOME}, "spec": {"addresses": POOL}}
@@ -144,7 +144,7 @@ class MetalLB:
     def _address(self, node: str) -> str:
         return f"{NET}.{node.rpartition('-')[2]}"
 
-    # --- what becomes of a node ---
+    # --- events of nodes ---
 
     def kill(self, name: str) -> None:
         """Kill the speaker."""
@@ -167,7 +167,7 @@ class MetalLB:
         self._speakers[name] = self._run(self.lan.spaces[name], argv, name)
 
     def power_off(self, name: str) -> None:
-        """Let a machine die without a word."""
+        """Make a machine fail silently."""
         self.lan.pull_cable(name)
         for pid in self.lan.spaces[name].pids():
             with contextlib.suppress(ProcessLookupError):
@@ -175,7 +175,7 @@ class MetalLB:
         self._speakers[name].wait()
 
     def power_on(self, name: str) -> None:
-        """Let it boot."""
+        """Boot it."""
         self.lan.plug_in(name)
         self.start_node(name)
 
@@ -186,7 +186,7 @@ class MetalLB:
                 text = (self.folder / f"metallb-{what}.log").read_text()[-2000:]
                 raise LabError(f"MetalLB's {what} ended with {process.returncode}\n{text}")
 
-    # --- what it writes ---
+    # --- its writes ---
 
     def is_controller(self, user: str) -> bool:
         """Return whether an account is the controller's; it is the speakers' too."""

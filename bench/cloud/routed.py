@@ -1,4 +1,4 @@
-"""The stage of BGP: the nodes of a LAN, and a router with BIRD, behind which the client is."""
+"""The network of BGP trials: the nodes of a LAN, and a router with BIRD in front of the client."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ protocol bgp node{number} {{
 
 @contextlib.contextmanager
 def routed(lan: Lan, folder: Path) -> Iterator[RoutedGaps]:
-    """Start a router and agents that announce to it; yield what measures them. Raises NoBird."""
+    """Start a router and agents that announce to it; yield the trials. Raises NoBird."""
     router, outside = lan.join("router", ROUTER), Namespace("outside", lan.tag)
     lan.closing.callback(outside.delete)
     veth(outside, "eth0", router, "out0")
     outside.checksum_offload_off("eth0")
     router.ip(f"addr add {OUTSIDE}.1/24 dev out0")
-    router.sysctl("ipv4/fib_multipath_hash_policy", 1)  # by ports too: connections of one client take all ways
+    router.sysctl("ipv4/fib_multipath_hash_policy", 1)  # hash ports too: connections of one client use all routes
     outside.ip(f"addr add {OUTSIDE}.2/24 dev eth0", f"route add default via {OUTSIDE}.1")
     for name in lan.nodes:
         lan.spaces[name].ip(f"route add {OUTSIDE}.0/24 via {ROUTER}")

@@ -1,7 +1,7 @@
-"""Where it is measured: a control plane whose audit log has every write, and a LAN with nodes, a backend's machine and a client.
+"""The environment: a control plane whose audit log has every write, and a LAN with nodes, a backend's machine and a client.
 
-The API server is a host of the LAN, so a node whose cable is pulled has lost it too. The backend is on no node that announces: when
-a node dies, what is measured is the address, not the endpoint.
+The API server is a host of the LAN, so a node whose cable is pulled loses it too. The backend is not on an announcing node: when a
+node dies, the address is measured, not the endpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.lab.topology import ROOT, LabError, end
 
 BITS, NET = 20, "10.8.0"  # 10.8.0.0/20: 10.8.4-7.x are the addresses of Services
 NODES, WORKER, CLIENT, SERVER = 3, f"{NET}.20", f"{NET}.200", f"{NET}.240"
-PODS = "10.12.0.0/16"  # behind the worker: each Service has a backend of its own
+PODS = "10.12.0.0/16"  # behind the worker: each Service has its own backend
 POOL = [f"10.8.{third}.1-10.8.{third}.250" for third in (4, 5, 6, 7)]
 SERVICES, SLICES = "/api/v1/namespaces/default/services", "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 ENDPOINTS = "/api/v1/namespaces/default/endpoints"
@@ -47,7 +47,7 @@ class BenchPlane(ControlPlane):
         (self.folder / "audit.yaml").write_text(json.dumps(AUDIT))
 
     def writes(self) -> Iterator[Obj]:
-        """Yield every write that was asked for until now, in order."""
+        """Yield every requested write until now, in order."""
         for line in self.audit.read_text().splitlines() if self.audit.exists() else ():
             with contextlib.suppress(ValueError):
                 yield json.loads(line)
@@ -57,7 +57,7 @@ class Lan:
     """A switch with nodes, the backend's machine, the API server and a client; a context manager."""
 
     def __init__(self, plane: ControlPlane, tag: str, nodes: int = NODES) -> None:
-        """Make it. `tag` tells the machines of two LANs of one run apart."""
+        """Create it. `tag` distinguishes the machines of two LANs of one run."""
         self.plane, self.tag, self.cluster = plane, tag, Cluster(plane)
         self.closing = contextlib.ExitStack()
         self.spaces: dict[str, Namespace] = {}
@@ -75,7 +75,7 @@ class Lan:
         self.close()
 
     def close(self) -> None:
-        """Take it away, with the objects that were made through it."""
+        """Remove it, with the objects created through it."""
         self.closing.close()
 
     def _make(self, nodes: int) -> None:
@@ -131,11 +131,11 @@ class Lan:
     # --- what happens to machines ---
 
     def pull_cable(self, name: str) -> None:
-        """Take the carrier away."""
+        """Remove the carrier."""
         self.switch.ip(f"link set {name} down")
 
     def plug_in(self, name: str) -> None:
-        """Give it back."""
+        """Restore the carrier."""
         self.switch.ip(f"link set {name} up")
 
     def mac(self, name: str) -> bytes:
@@ -151,17 +151,17 @@ class Lan:
     # --- objects ---
 
     def add_backends(self, name: str) -> None:
-        """Make a Service's EndpointSlice and Endpoints, before it or after; the one is for lbagent, the other for MetalLB 0.13."""
+        """Create a Service's EndpointSlice (for lbagent) and Endpoints (for MetalLB 0.13)."""
         for path, obj in backends(name, 0):
             self.plane.ask("POST", path, obj)
 
     def remove_backends(self, name: str) -> None:
-        """Take them away."""
+        """Delete them."""
         for path, obj in backends(name, 0):
             self.plane.send("DELETE", f"{path}/{obj['metadata']['name']}")
 
     def set_cordon(self, name: str, on: bool) -> None:
-        """Cordon a node, or take that back."""
+        """Cordon a node, or uncordon it."""
         patch = {"spec": {"unschedulable": on or None}}
         self.plane.ask("PATCH", f"/api/v1/nodes/{name}", patch, "application/merge-patch+json")
 

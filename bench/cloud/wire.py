@@ -1,4 +1,4 @@
-"""Who answers for an address, asked of the wire by ARP; from the backend's machine, so that the client learns nothing by it."""
+"""Which node answers for an address, by ARP requests from the backend's machine, so that the client's cache does not change."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def answerers(lan: Lan, address: str) -> set[str]:
     macs = _macs(lan, address)
     found = {name for name in lan.nodes if lan.mac(name) in macs}
     if len(found) != len(macs):
-        raise LabError(f"{address}: a stranger answers: {[mac.hex(':') for mac in macs]}")
+        raise LabError(f"{address}: a host outside the cluster answers: {[mac.hex(':') for mac in macs]}")
     return found
 
 
 def leader(lan: Lan, address: str, *, other_than: str = "", within_s: float = 90.0) -> str:
-    """Wait until one node alone answers, and return it. `other_than` must not be it."""
+    """Wait until exactly one node answers, and return it. It must not be `other_than`."""
     deadline = time.monotonic() + within_s
     while True:
         found = answerers(lan, address)

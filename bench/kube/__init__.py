@@ -1,1 +1,1 @@
-"""Kubernetes: the agent before a real API server, beside the real kube-proxy."""
+"""Kubernetes: the agent with a real API server, compared with the real kube-proxy."""

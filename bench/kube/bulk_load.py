@@ -1,7 +1,7 @@
-"""Ten thousand Services with their slices in seconds: written into etcd, as the API server's tens of thousands of POSTs take many minutes.
+"""Ten thousand Services with their slices in seconds: written into etcd, as tens of thousands of POSTs to the API server take many minutes.
 
-The first one is made through the API. The others are copies of what the server made of it, under their own names, addresses and
-uids. The server reads them in etcd and sends them to its watches, as always.
+The first one is created through the API. The others are copies of the stored object with their own names, addresses and uids. The
+server reads them from etcd and sends them to its watches, as always.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ANSWER_S = 60.0
 
 
 def fill(plane: ControlPlane, numbers: range) -> None:
-    """Make the Services of these numbers, with their slices. Raises RuntimeError with what etcd answers."""
+    """Create the Services with these numbers, with their slices. Raises RuntimeError with etcd's answer."""
     if not numbers:
         return
     first = numbers[0]

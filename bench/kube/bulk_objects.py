@@ -1,6 +1,6 @@
-"""Ten thousand Services in a real API server: made, and written through its API by many requests at a time.
+"""Ten thousand Services in a real API server: created through its API by many requests at a time.
 
-Each Service has two ports and one EndpointSlice; no controller runs. The slices look as the controller writes them.
+Each Service has two ports and one EndpointSlice; no controller runs. The slices have the controller's form.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Obj = dict[str, Any]
 ENDPOINTS = 10
 SERVICES, SLICES = "/api/v1/namespaces/default/services", "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 PORTS = (("http", 80, 8080), ("metrics", 9090, 9091))  # name, port, target port
-ROUTE = "route add 10.128.0.0/9 via 10.77.1.2"  # to the endpoints: the agent looks for a route to each
+ROUTE = "route add 10.128.0.0/9 via 10.77.1.2"  # to the endpoints: the agent looks up a route to each
 AT_ONCE = 24
 
 
@@ -30,7 +30,7 @@ def vip(number: int) -> str:
 
 
 def endpoint_address(service: int, number: int) -> str:
-    """Return the address of an endpoint; each is there once."""
+    """Return the address of an endpoint; each is unique."""
     at = service * 64 + number
     return f"10.{128 + (at >> 16)}.{at >> 8 & 255}.{at & 255}"
 
@@ -43,7 +43,7 @@ def service(name: str, address: str) -> Obj:
 
 
 def endpoints(name: str, addresses: Iterable[str], node: str = "node-far") -> list[Obj]:
-    """Return ready endpoints, with what the controller says of each."""
+    """Return ready endpoints, with the fields that the controller sets."""
     return [
         {
             "addresses": [address], "nodeName": node, "zone": "a", "conditions": {"ready": True, "serving": True, "terminating": False},
@@ -71,14 +71,14 @@ def numbered(number: int) -> tuple[Obj, Obj]:
 
 
 class Writer:
-    """Requests of the administrator, several at a time, by connections that stay."""
+    """Requests of the administrator, several at a time, on persistent connections."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         """Take a session to the server."""
         self._session = session
 
     async def send(self, method: str, path: str, body: Obj, kind: str = "application/json") -> Obj:
-        """Send one object. Raises RuntimeError with what the server answers."""
+        """Send one object. Raises RuntimeError with the server's answer."""
         async with self._session.request(method, path, data=json.dumps(body), headers={"Content-Type": kind}) as answer:
             data = await answer.read()
             if answer.status >= 300:

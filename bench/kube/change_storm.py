@@ -1,8 +1,8 @@
-"""Thousands of EndpointSlice changes a second. `python -m bench.kube.change_storm FILE` is the process that writes them.
+"""Thousands of EndpointSlice changes per second. `python -m bench.kube.change_storm FILE` is the process that writes them.
 
-They are written into etcd, as 2,000 PATCHes a second are more than an API server on two cores accepts; the server reads them there and
-sends each to every watch, as always. One slice more, the marker, has one endpoint more with each step: the time until its
-count is in the map is how far behind the agent is.
+They are written into etcd, as 2,000 PATCHes per second are more than an API server on two cores accepts; the server reads them there
+and sends each to every watch, as always. One further slice, the marker, gets one more endpoint with each step: the time until its
+count is in the map is the agent's lag.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Seen = tuple[float, int]  # seconds, endpoints of the marker
 
 @dataclass(frozen=True)
 class Storm:
-    """What became of it. Lags in milliseconds; memory in MiB."""
+    """The results. Lags in milliseconds; memory in MiB."""
 
     seconds: float
     changes: int
     lag_p50_ms: float  # from the write into etcd to the map
     lag_max_ms: float
-    own_p50_ms: float  # from the server's event, as another watch has it, to the map
+    own_p50_ms: float  # from the server's event on another watch to the map
     own_max_ms: float
     own_last_ms: float
     is_complete: bool
@@ -53,7 +53,7 @@ class Storm:
 
 
 def plan(plane: ControlPlane, services: range, marker: int, rate: int, seconds: float) -> Obj:
-    """Return what the writing process needs: two forms of each slice, every form of the marker."""
+    """Return the input of the writing process: two forms of each slice, every form of the marker."""
     ticks = round(seconds / TICK_S)
     slices = [stored(plane, f"{SLICES}/s{number}-a") for number in services]
     fewer = [{**obj, "endpoints": obj["endpoints"][1:]} for obj in slices]
@@ -70,7 +70,7 @@ def plan(plane: ControlPlane, services: range, marker: int, rate: int, seconds: 
 
 
 def write(what: Obj) -> None:
-    """Write it, tick by tick; print one line of JSON for each change of the marker: [time, count]."""
+    """Write the changes, tick by tick; print one line of JSON for each change of the marker: [time, count]."""
     server = http.client.HTTPConnection("127.0.0.1", 2379)
     first, second = what["forms"]
     at, began = 0, time.monotonic()
@@ -96,17 +96,17 @@ def write(what: Obj) -> None:
 
 
 class Marker:
-    """The marker, looked at in the map and on a watch of its own: what the server told, and when the agent had it."""
+    """Reads the marker in the map and on its own watch: when the server sent it, and when the agent had it."""
 
     def __init__(self, plane: ControlPlane, kernel: ServiceMap, number: int) -> None:
-        """Look at Service `number` from now on."""
+        """Start to read Service `number`."""
         self._kernel, self._watch = kernel, Watch(plane, f"s{number}-a")
         self._kernel.arm(f"s{number}", 0)
         self.told: list[Seen] = []
         self.mapped: list[Seen] = []
 
     def look(self) -> None:
-        """Note the time of each change that is new here; of some that came together the last one."""
+        """Record the time of each new change; of several at once, the last one."""
         now, events = time.monotonic(), self._watch.read()
         if events.endswith(b"\n\r\n"):
             self._watch.forget()
@@ -121,12 +121,12 @@ class Marker:
             seen.append((now, count))
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop."""
         self._watch.close()
 
 
 def reset(plane: ControlPlane, kernel: ServiceMap, number: int) -> None:
-    """Give the marker back what it had, and wait until the map has that."""
+    """Restore the marker, and wait until the map has it."""
     name = f"s{number}"
     ready = endpoints(name, [endpoint_address(number, n) for n in range(ENDPOINTS)])
     plane.ask("PATCH", f"{SLICES}/{name}-a", {"endpoints": ready}, MERGE)
@@ -135,7 +135,7 @@ def reset(plane: ControlPlane, kernel: ServiceMap, number: int) -> None:
 
 
 def storm(plane: ControlPlane, agent: AgentOnNode, kernel: ServiceMap, what: Obj, number: int) -> Storm:
-    """Let it come, and look at the marker until the map has the last of it."""
+    """Run the storm, and read the marker until the map has its last change."""
     reset(plane, kernel, number)
     path = plane.folder / "storm.json"
     path.write_text(json.dumps(what))
@@ -163,7 +163,7 @@ def storm(plane: ControlPlane, agent: AgentOnNode, kernel: ServiceMap, what: Obj
 
 
 def _lags(marks: Sequence[Seen], seen: Sequence[Seen]) -> list[float]:
-    """Return for each change of the marker the milliseconds until it, or a later one, was seen."""
+    """Return for each change of the marker the milliseconds until it, or a later one, was read."""
     out, at = [], 0
     for when, count in marks:
         while at < len(seen) - 1 and seen[at][1] < count:
@@ -173,7 +173,7 @@ def _lags(marks: Sequence[Seen], seen: Sequence[Seen]) -> list[float]:
 
 
 def record(result: Storm) -> Obj:
-    """Return it for results.json."""
+    """Return the record for results.json."""
     return asdict(result)
 
 

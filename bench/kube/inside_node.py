@@ -22,7 +22,7 @@ from tests.lab.topology import Lab
 
 VIP = "10.96.0.10"
 CONNECTS = 200
-# by sockets outside the cgroup, which meet no program; by sockets of it; by the VIP
+# sockets outside the cgroup, for which no program runs; sockets in it; by the VIP
 WAYS: tuple[Address, ...] = ((POD, ANSWER_PORT), (POD, ANSWER_PORT), (VIP, 80))
 MANIFEST = f"""apiVersion: v1
 kind: Service
@@ -57,7 +57,7 @@ def served(group: Path) -> Iterator[KubeNode]:
 
 
 def round_of_connects(node: KubeNode, group: Path) -> tuple[float, ...]:
-    """Return the medians of microseconds of a connect, by way: WAYS."""
+    """Return the medians of a connect in microseconds, by path: WAYS."""
     with node.lab.node.entered(), contextlib.ExitStack() as stack:
         sockets = [[stack.enter_context(opened()) for _ in range(CONNECTS)]]
         with cgroup.joined(group):
@@ -77,7 +77,7 @@ def _connect_ns(sock: socket.socket, to: Address) -> int:
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """Measure both; each figure with its ratio to the direct way."""
+    """Measure both; each figure with its ratio to the direct path."""
     with cgroup.made() as group, served(group) as node, pinned():
         connects = [round_of_connects(node, group) for _ in range(rounds + 1)][1:]
         bare, direct, balanced = ([took[way] for took in connects] for way in range(len(WAYS)))

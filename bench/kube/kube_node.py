@@ -1,4 +1,4 @@
-"""A node before the API server: a laboratory with two pods (client p1, server b3) and a link to the server's namespace."""
+"""A node with the API server: a laboratory with two pods (client p1, server b3) and a link to the server's namespace."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ chain in {{ type nat hook prerouting priority dstnat; ip daddr {ADVERTISED} tcp 
 """
 SETTLE_S = 3.0
 START_S = 600.0
-LOOK_S = 1.0  # between looks whether it still runs
+LOOK_S = 1.0  # between two checks whether it still runs
 
 
 def open_to_nodes(plane: ControlPlane) -> None:
-    """Let nodes reach the API server, which listens on loopback, by the address it advertises."""
+    """Make the API server, which listens on loopback, reachable for nodes by its advertised address."""
     plane.namespace.ip(f"addr add {ADVERTISED}/32 dev lo")
     plane.namespace.sysctl("ipv4/conf/all/route_localnet", 1)
     run(*plane.namespace.command(["nft", "-f", "-"]), text=FORWARD)
 
 
 class KubeNode:
-    """One laboratory that is a node; made inside `with Lab(...)`."""
+    """One laboratory as a node; created inside `with Lab(...)`."""
 
     def __init__(self, lab: Lab, plane: ControlPlane | None = None, number: int = 0) -> None:
         """Add the client's pod, start the server's processes, and join the API server's namespace."""
@@ -53,7 +53,7 @@ class KubeNode:
         return self.lab.namespaces["p1"]
 
     def paths(self, who: str, *ways: tuple[str, Address]) -> dict[str, tuple[Namespace, Address]]:
-        """Return paths from the client's pod, named after who serves this node."""
+        """Return paths from the client's pod, named after the proxy of this node."""
         return {f"{who} {name}": (self.client, to) for name, to in ways}
 
     def _join(self, plane: ControlPlane) -> None:
@@ -81,7 +81,7 @@ def serve(lab: Lab) -> None:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process and of its children that have ended."""
+    """Return the CPU seconds of a process and of its ended children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
@@ -93,18 +93,18 @@ def resident_mib(pid: int) -> float:
 
 
 class AgentOnNode(KubeAgent):
-    """The agent of a node, and how long it took to start."""
+    """The agent of a node, and the time of its start."""
 
     def __init__(self, node: KubeNode, arguments: Sequence[str] = ()) -> None:
-        """Prepare it; devices are those of the laboratory, attached by tc."""
+        """Use the laboratory's devices, attached by tc."""
         super().__init__(node.lab, node.lab.folder, attach="tc", arguments=arguments)
         self.devices.append("api0")
         self.started_s = self.start_cpu_s = 0.0
 
     def start_timed(self) -> None:
-        """Start it and wait until everything is in the kernel. Its modules are compiled before, as those of a package are.
+        """Start it and wait until everything is in the kernel. Its modules are compiled before, as in an installed package.
 
-        It says itself when that is (sd_notify(3)): each look at `status` would cost it 4 ms of what is measured.
+        It reports that itself (sd_notify(3)): each request of `status` would add 4 ms to the measured time.
         """
         compileall.compile_dir(ROOT / "lbagent", quiet=1)
         path = self.lab.folder / "notify.sock"

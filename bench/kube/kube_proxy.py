@@ -1,4 +1,4 @@
-"""The real kube-proxy in nftables mode, on a node of its own, timed. The program is KUBE_PROXY=FILE, else `kube-proxy` on PATH."""
+"""The real kube-proxy in nftables mode, on its own node, timed. The program is KUBE_PROXY=FILE, else `kube-proxy` on PATH."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.kube.kube_node import SETTLE_S, KubeNode, cpu_s, resident_mib
 from tests.kube_api.kube_proxy import KubeProxy
 
 FIRST_SYNC_S = 900
-MIN_SYNC_S = 1.0  # --nftables-min-sync-period, as it is by default: two syncs are at least so far apart
+MIN_SYNC_S = 1.0  # the default of --nftables-min-sync-period: the minimum time between two syncs
 
 
 def find() -> str | None:
@@ -23,7 +23,7 @@ def find() -> str | None:
 
 
 class TimedKubeProxy:
-    """A kube-proxy and what its start took, in seconds by the clock and of processor time."""
+    """A kube-proxy and the time of its start, in seconds by the clock and of processor time."""
 
     def __init__(self, node: KubeNode, binary: str) -> None:
         """Prepare it."""
@@ -37,14 +37,14 @@ class TimedKubeProxy:
         return self._program.pid
 
     def start_timed(self) -> None:
-        """Start it and wait for the first sync, whose end kube-proxy itself says."""
+        """Start it and wait for the first sync, whose end kube-proxy logs."""
         began, at = time.monotonic(), time.time()
         synced = self._program.start(FIRST_SYNC_S)
         self.start_cpu_s = cpu_s(self.pid)
         self.started_s = synced - at if synced > at else time.monotonic() - began
 
     def settled_mib(self) -> float:
-        """Return its memory when the work is done; what nftables holds in the kernel is not in it."""
+        """Return its memory when the work is done, without nftables' memory in the kernel."""
         time.sleep(SETTLE_S)
         return resident_mib(self.pid)
 

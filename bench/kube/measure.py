@@ -1,4 +1,4 @@
-"""All rows of Kubernetes: the agent and kube-proxy before one API server, in turns; and the inside of a node."""
+"""All rows of Kubernetes: the agent and kube-proxy with one API server, in turns; and the inside of a node."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ QUICK = Amount(services=(100, 1000), starts=2, changes=50, proxy_changes=5, roun
 
 
 def measure(*, quick: bool, say: Say = print, amount: Amount | None = None) -> dict[str, Any]:
-    """Measure; what cannot be measured here is named under `missing`."""
+    """Measure; rows that cannot be measured here are listed under `missing`."""
     amount = amount or (QUICK if quick else Amount())
     out: dict[str, Any] = {"inside": inside_node.measure(amount.rounds), "sizes": [], "missing": []}
     say("  the inside of a node is measured")
@@ -109,7 +109,7 @@ def _size(
         agent.start_timed()
         out["lbagent"] = _all_starts([*starts, (agent.started_s, agent.start_cpu_s)])
         out["lbagent"] |= _agent(agent, plane, count, changes, amount, is_largest=is_largest)
-        agent.stop()  # its datapath stays; kube-proxy's start is not to share the CPUs with it
+        agent.stop()  # its datapath stays; kube-proxy's start must not share the CPUs with it
         if binary:
             proxy = kube_proxy.TimedKubeProxy(nodes["kube-proxy"], binary)
             out["kube-proxy"] = _proxy(proxy, changes, amount)
@@ -122,7 +122,7 @@ def _size(
 
 
 def _start(plane: ControlPlane) -> tuple[float, float]:
-    """Start the agent on a node of its own that has nothing; return the seconds and the CPU seconds."""
+    """Start the agent on a new node; return the seconds and the CPU seconds."""
     with Lab(tag="s-") as lab:
         agent = AgentOnNode(KubeNode(lab, plane, 3), ["--max-backends", str(BACKENDS)])
         agent.start_timed()
@@ -132,7 +132,7 @@ def _start(plane: ControlPlane) -> tuple[float, float]:
 
 
 def _all_starts(starts: list[tuple[float, float]]) -> dict[str, Any]:
-    """Return what counts of several starts: the medians."""
+    """Return the medians of several starts."""
     seconds, cpu = (Spread.of(list(each)) for each in zip(*starts, strict=True))
     return {
         "start_s": seconds.median,

@@ -1,4 +1,4 @@
-"""When a transaction of nftables is in the kernel: it is heard of the kernel (NFNLGRP_NFTABLES), so nothing polls."""
+"""When a transaction of nftables is in the kernel: by the kernel's notifications (NFNLGRP_NFTABLES), without polling."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import struct
 from bench.kube.kube_node import KubeNode
 
 NETLINK_NETFILTER, NFNLGRP_NFTABLES, NETLINK_ADD_MEMBERSHIP, SOL_NETLINK = 12, 7, 1, 270
-NEWGEN = 10 << 8 | 15  # NFNL_SUBSYS_NFTABLES, NFT_MSG_NEWGEN: what was said before is in force
+NEWGEN = 10 << 8 | 15  # NFNL_SUBSYS_NFTABLES, NFT_MSG_NEWGEN: the preceding messages are in force
 ROOM = 64 << 20
 
 
 class Commits:
-    """Transactions of nftables in a namespace, as the kernel tells of them."""
+    """Transactions of nftables in a namespace, from the kernel's notifications."""
 
     def __init__(self, node: KubeNode) -> None:
-        """Listen from now on."""
+        """Start to listen."""
         with node.lab.node.entered():
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, NETLINK_NETFILTER)
         self._socket.setsockopt(socket.SOL_SOCKET, 33, ROOM)  # SO_RCVBUFFORCE
@@ -26,10 +26,10 @@ class Commits:
         self._word, self._is_named = b"", False
 
     def fileno(self) -> int:
-        """Return what to wait on."""
+        """Return the descriptor to wait on."""
         return self._socket.fileno()
 
-    def arm(self, name: str, count: int) -> None:  # noqa: ARG002 - a map is asked for the count
+    def arm(self, name: str, count: int) -> None:  # noqa: ARG002 - the count is compared in a map
         """Wait for the next transaction that names this Service."""
         with contextlib.suppress(BlockingIOError):
             while self._socket.recv(1 << 20):
@@ -47,7 +47,7 @@ class Commits:
         return False
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop."""
         self._socket.close()
 
 

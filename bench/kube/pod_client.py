@@ -1,4 +1,4 @@
-"""What a client in a pod measures: time of a connect, whole requests, bytes a second. Paths take turns, burst by burst."""
+"""The measurements of a client in a pod: time of a connect, requests, bytes per second. Paths take turns, burst by burst."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Burst = Callable[[Address], float]
 
 
 def opened() -> socket.socket:
-    """Return a socket that is not connected."""
+    """Return an unconnected socket."""
     sock = socket.socket()
     sock.settimeout(None)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
@@ -28,7 +28,7 @@ def opened() -> socket.socket:
 
 
 def connect_us(to: Address, count: int = 100) -> float:
-    """Connect one after the other; return the median of microseconds that a connect took."""
+    """Connect in sequence; return the median time of a connect in microseconds."""
     took = []
     for _ in range(count):
         with opened() as sock:
@@ -39,7 +39,7 @@ def connect_us(to: Address, count: int = 100) -> float:
 
 
 def requests_per_s(to: Address, seconds: float = 0.1) -> float:
-    """Make requests, each on a new connection; return how many a second."""
+    """Make requests, each on a new connection; return their number per second."""
     count, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         count += 1
@@ -64,7 +64,7 @@ def gbit_per_s(to: Address, seconds: float = 0.25) -> float:
 
 
 def in_turns(burst: Burst, paths: Mapping[str, tuple[Namespace, Address]], rounds: int) -> dict[str, list[float]]:
-    """Measure each path once a round, in changing order; the first round warms up."""
+    """Measure each path once per round, in changing order; the first round warms up."""
     out: dict[str, list[float]] = {name: [] for name in paths}
     for number in range(rounds + 1):
         for name in list(paths) if number % 2 else reversed(paths):

@@ -1,6 +1,6 @@
-"""`python -m bench.kube.pod_server ADDRESS`: what runs in a pod: answers short requests at 8080, swallows what is sent to 9091.
+"""`python -m bench.kube.pod_server ADDRESS`: the server of a pod: answers short requests at 8080, discards data at 9091.
 
-Prints `ready` when it listens. Blocking sockets and one process a port: a figure is to be the network's, not the server's.
+Prints `ready` when it listens. It has blocking sockets and one process per port: the figures should be the network's, not the server's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def answer(listener: socket.socket) -> None:
 
 
 def swallow(listener: socket.socket) -> None:
-    """Read each connection to its end; tell the client how many bytes came."""
+    """Read each connection to its end; send the client the number of bytes."""
     room = bytearray(1 << 20)
     while True:
         sock, _ = listener.accept()
@@ -36,7 +36,7 @@ def swallow(listener: socket.socket) -> None:
 
 
 def main(address: str) -> None:
-    """Listen, and never return; on the first CPU (clients are on the last), before what else runs here, as they do."""
+    """Listen, and never return; on the first CPU (clients are on the last), with priority over other processes, like clients."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     os.setpriority(os.PRIO_PROCESS, 0, -20)
     listeners = [socket.create_server((address, port), backlog=4096) for port in (ANSWER_PORT, SINK_PORT)]

@@ -1,7 +1,7 @@
 """Single changes: one EndpointSlice patched, until it is in the kernel, one after the other.
 
-One thread waits for all of it: the answer to the PATCH, the event on a watch of its own (which the agent's watch has at the same
-time), and the kernel. So the order of these is as it was, and what lies between the event and the map is the agent's own share.
+One thread waits for the answer to the PATCH, the event on its own watch (which the agent's watch gets at the same time), and the
+kernel. So their order is kept, and the time between the event and the map is the agent's own share.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from lbagent.maps.layout import LB4_KEY, LB_SERVICE
 from tests.kube_api.control_plane import MERGE, PORT, ControlPlane
 
 SINGLE = 50  # Services that change, in turns
-STEP_S = 0.0002  # between two looks at a map
+STEP_S = 0.0002  # between two reads of a map
 LATE_S = 120.0
 
 
 class Kernel(Protocol):
-    """Where a change arrives."""
+    """The place where a change arrives."""
 
     def arm(self, name: str, count: int) -> None:
         """Expect that a Service has so many endpoints."""
@@ -67,10 +67,10 @@ def connected(plane: ControlPlane) -> http.client.HTTPSConnection:
 
 
 class Watch:
-    """A watch of the EndpointSlices, of all or of one by name, that does not block."""
+    """A non-blocking watch of the EndpointSlices, of all or of one by name."""
 
     def __init__(self, plane: ControlPlane, only: str = "") -> None:
-        """Begin now."""
+        """Start now."""
         version = plane.ask("GET", f"{SLICES}?limit=1")["metadata"]["resourceVersion"]
         query = f"?watch=true&resourceVersion={version}" + (f"&fieldSelector=metadata.name={only}" if only else "")
         self._connection = connected(plane)
@@ -80,7 +80,7 @@ class Watch:
         self._socket.setblocking(False)
 
     def fileno(self) -> int:
-        """Return what to wait on."""
+        """Return the descriptor to wait on."""
         return self._socket.fileno()
 
     def read(self) -> bytes:
@@ -97,7 +97,7 @@ class Watch:
         return word in self.read()
 
     def forget(self) -> None:
-        """Drop what came."""
+        """Drop the received data."""
         self.read()
         self._answer = b""
 
@@ -125,7 +125,7 @@ class SliceChanges:
         self._round = 0
 
     def make(self, kernel: Kernel, count: int, pause_s: float = 0.02) -> list[Change]:
-        """Make changes, each when the one before is in the kernel and a pause is over."""
+        """Make changes, each when the previous one is in the kernel and a pause is over."""
         self._patches, self._watch = connected(self._plane), Watch(self._plane)
         out = []
         try:
@@ -155,7 +155,7 @@ class SliceChanges:
         return Change((seen - sent) * 1e3, (seen - accepted) * 1e3, (seen - told) * 1e3)
 
     def _times(self, kernel: Kernel, name: bytes) -> tuple[float, float, float]:
-        """Return when the server answered, when the watch told of it, and when the kernel had it."""
+        """Return when the server answered, when the watch got the event, and when the kernel had the change."""
         accepted = told = seen = 0.0
         late = time.perf_counter() + LATE_S
         while not (accepted and told and seen):
@@ -174,7 +174,7 @@ class SliceChanges:
 
 
 def summary(changes: list[Change]) -> dict[str, float]:
-    """Return percentiles in milliseconds. What was in the kernel before the answer came counts as 0."""
+    """Return percentiles in milliseconds. A change that was in the kernel before the answer counts as 0."""
     accepted = [max(0.0, change.accepted_ms) for change in changes]
     told = [max(0.0, change.told_ms) for change in changes]
     return {

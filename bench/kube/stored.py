@@ -1,4 +1,4 @@
-"""How etcd has the objects of an API server, and how they are written there behind its back."""
+"""The form of an API server's objects in etcd, and direct writes to etcd."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Obj = dict[str, Any]
 
 
 def stored(plane: ControlPlane, path: str) -> Obj:
-    """Return an object of the API as it is to be stored."""
+    """Return an object of the API in its stored form."""
     obj = dict(plane.ask("GET", path))
     del obj["metadata"]["resourceVersion"]
     obj["metadata"].pop("managedFields", None)
@@ -21,7 +21,7 @@ def stored(plane: ControlPlane, path: str) -> Obj:
 
 
 def value(obj: Obj) -> str:
-    """Return an object as etcd's gateway takes it: the server reads JSON where it writes protobuf."""
+    """Return an object for etcd's gateway: the server also reads JSON, although it writes protobuf."""
     return _coded(json.dumps(obj))
 
 

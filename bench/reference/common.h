@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the yardstick programs share: helpers, header structs, checksums. Independent of lbagent's own headers on purpose: a
- * yardstick that shared them would move with what it measures. Maps are symbolic numbers that bench/programs.py replaces. */
+/* Shared by the reference programs: helpers, header structs, checksums. Independent of lbagent's own headers: with them a reference
+ * would change together with the measured program. Maps are symbolic numbers that bench/programs.py replaces. */
 #pragma once
 
 #define inline_fn static __attribute__((always_inline))
@@ -48,7 +48,7 @@ inline_fn u64 addr_sum(const struct addr *a)
 #endif
 }
 
-/* The same of the complement: what an old value takes away (RFC 1624 eq. 3). */
+/* The same of the complement: the part of an old value to subtract (RFC 1624 eq. 3). */
 inline_fn u64 addr_minus(const struct addr *a)
 {
 #if FAMILY == 4

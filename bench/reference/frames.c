@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Programs for real devices in namespaces: generators (run with BPF_F_TEST_XDP_LIVE_FRAMES), bare forwarders as yardsticks, a
- * sink, and the two ends of the two-CPU test, which know from a number in the payload what each packet must look like. */
+/* Programs for real devices in namespaces: generators (run with BPF_F_TEST_XDP_LIVE_FRAMES), bare forwarders as references, a
+ * sink, and the two ends of the two-CPU test, which derive the expected packet from a number in the payload. */
 #include "packet.h"
 
 struct hop { u8 macs[12]; u32 ifindex; };      /* where `forward` sends */
@@ -21,7 +21,7 @@ struct tally {                                 /* all counted with atomics: both
 #define NUMBER_AT (L4_AT + 22) /* after the balancing word of a TCP payload */
 #define DATA u8 *data = (u8 *)(long)ctx->data, *end = (u8 *)(long)ctx->data_end
 
-/* Client packets of the plan in the control record, out of the device they are injected at. */
+/* Client packets of the plan in the control record, sent by the device at which they are injected. */
 int generate(struct xdp_md *ctx)
 {
 	DATA;
@@ -75,7 +75,7 @@ int churn(struct xdp_md *ctx)
 	return numbered(data, c, r & (TALLY->kept - 1), c->flags);
 }
 
-/* What no forwarder can beat: the frame goes back where it came from. */
+/* The lower bound of a forwarder: the frame is returned by its device. */
 int bounce(struct xdp_md *ctx)
 {
 	DATA;
@@ -111,7 +111,7 @@ int sink(struct xdp_md *ctx)
 	return XDP_DROP;
 }
 
-/* Is this a packet of the two-CPU test? Its flow, or -1. */
+/* Returns the flow of a packet of the two-CPU test, or -1. */
 inline_fn s64 flow_of(u8 *data, u8 *end)
 {
 	if (data + NUMBER_AT + 8 > end || *(u16 *)(data + 12) != ETHERTYPE)
@@ -141,7 +141,7 @@ inline_fn void swap_ends(u8 *data)
 	*(u16 *)(data + L4_AT + 2) = port;
 }
 
-/* The backends' end: is it the backend and the port this flow has had? Then answer. */
+/* The backends' end: answers if the backend and the port are those of the flow's first packet. */
 int backend_end(struct xdp_md *ctx)
 {
 	DATA;
@@ -189,7 +189,7 @@ inline_fn int checksum_good(u8 *data)
 	return fold(sum) == 0xffff;
 }
 
-/* The clients' end: does the reply come from the VIP, to the client that asked, with a good checksum? */
+/* The clients' end: checks that the reply comes from the VIP, to the right client, with a correct checksum. */
 int client_end(struct xdp_md *ctx)
 {
 	DATA;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Writing a packet of a chosen flow, with good checksums: used by the wrapper (undo.c) and the generators (frames.c).
+/* Writes a packet of a selected flow, with correct checksums: used by the wrapper (undo.c) and the generators (frames.c).
  *
  * A tuple is computed (flow number -> client address and port) or read from a list. Checksums stay constant because one
  * word balances what varies: the IPv4 identification for the header, the first payload word for TCP and UDP. */
@@ -65,7 +65,7 @@ inline_fn u16 choose(struct control *c, struct ends *t)
 	return c->flags;
 }
 
-/* Write everything a program may have changed; `tag` is the sum of what the caller writes into the payload itself. */
+/* Writes everything that a program may have changed; `tag` is the sum of the caller's own payload words. */
 inline_fn void write_packet(u8 *data, struct control *c, struct ends *t, u16 flags, u64 tag)
 {
 	u64 addresses = addr_sum(&t->src) + addr_sum(&t->dst);
@@ -97,7 +97,7 @@ inline_fn void write_packet(u8 *data, struct control *c, struct ends *t, u16 fla
 	}
 }
 
-/* Is the frame still the last packet, as a program sent it on to a backend? Then makes of its ends those of the backend's answer. */
+/* If the frame is the last packet as a program forwarded it to a backend: sets the ends to those of the backend's answer. */
 inline_fn int answered(u8 *data, struct control *c, struct ends *t)
 {
 	u64 due = c->answer && c->answer_due, same = 0;

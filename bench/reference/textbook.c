@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The second yardstick: the usual design of a BPF load balancer, written as well as that design allows.
+/* The second reference: the usual design of a BPF load balancer, well optimised.
  *
  * Connections live in an LRU_HASH, two entries a flow (request and reply direction), and are looked up first of all, with one
  * key that serves both directions. A new flow costs the service look-up (hash), the Maglev table (array of arrays), the
  * backend (array), a free SNAT port (insertion of the reply entry with BPF_NOEXIST) and the insertion of the request entry.
  * Same rewrite, same counters (service and backend, per CPU), same refresh once a second and same states as lbagent's. No
  * look-up in the kernel's FIB: next hops are records, as in lbagent. Options, fragments, VLAN, ICMP are left out, which
- * can only make it quicker. */
+ * can only make it faster. */
 #include "common.h"
 
 struct tuple { struct addr src, dst; u16 sport, dport; u8 proto, pad[3]; };
 struct connection {
-	struct addr client; /* reply: who asked */
+	struct addr client; /* reply: the client's address */
 	u32 backend;
 	u16 port;     /* request: SNAT port, 0 = none; reply: the client's port */
 	u16 service;
@@ -203,7 +203,7 @@ inline_fn u16 reserve(struct packet *p, struct backend *b, struct connection *c,
 			return back.dport;
 		struct connection *held = map_lookup(MAPFD(tb_connections), &back);
 		if (held && held->port == c->port && held->client.w[0] == c->client.w[0] && held->service == c->service)
-			return back.dport; /* this very flow, whose request entry was evicted */
+			return back.dport; /* the same flow, whose request entry was evicted */
 	}
 	return 0;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The wrapper under every measurement: BPF_PROG_TEST_RUN repeats on the packet as the last run left it, so this program
- * writes a client's (or a backend's) packet anew and tail-calls the program under test. Its own cost, tail call included,
- * is measured with `loop` behind it and subtracted. A repetition finds the frame as the program under test left it: so the wrapper can be the
- * backend that answers a flood. */
+ * restores a client's (or a backend's) packet and tail-calls the program under test. Its own cost, tail call included,
+ * is measured with `loop` behind it and subtracted. A repetition gets the output frame of the program under test, so the wrapper
+ * can act as the backend that answers a flood. */
 #include "packet.h"
 
 int undo(struct xdp_md *ctx)

@@ -1,7 +1,7 @@
-"""`sudo make demo`: the agent at work on real traffic, in network namespaces of its own, in about ten seconds.
+"""`sudo make demo`: the agent balances real traffic in its own network namespaces, in about ten seconds.
 
-Every line with `ok` was checked; the exit code is 1 if a check failed. ATTACH=tc shows the other hook; `--shell` sets up the
-namespaces and opens a shell there. Everything that was made is removed at the end, also after Ctrl-C.
+Every line with `ok` is a check; the exit code is 1 if a check failed. ATTACH=tc shows the other hook; `--shell` sets up the
+namespaces and opens a shell there. The demo removes everything that it created, also after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Demo:
         self.show.lbagent(self.agent, "svc", "list")
 
     def spread(self) -> None:
-        """300 requests a protocol."""
+        """300 requests per protocol."""
         self.show.title(f"{REQUESTS} HTTP and {REQUESTS} DNS requests, half of each over IPv6")
         web = self.ask_web()
         self.show.bars("HTTP (random)", web)
@@ -82,10 +82,12 @@ class Demo:
         self.show.claim(fair and len(web) == len(dns) == 3, "every backend got about a third", f"{web} {dns}")
 
     def maintenance(self) -> None:
-        """One backend goes into maintenance while a download from it goes on."""
-        self.show.title("b1 goes into maintenance while a download from it is under way")
+        """One backend goes into maintenance during a download from it."""
+        self.show.title("b1 goes into maintenance during a download from it")
         downloads = []
-        while sum(item.backend == "b1" for item in downloads) < 2:  # by chance: three backends, four at a time
+        while (
+            sum(item.backend == "b1" for item in downloads) < 2
+        ):  # the backend is random: three backends, four downloads at a time
             started = [traffic.Download(self.lab.client, WEB[n % 2], 80, chunks=40, pause_ms=50) for n in range(4)]
             downloads += started
             wait_for(lambda new=started: all(item.backend for item in new), "answers to the downloads")
@@ -115,7 +117,7 @@ class Demo:
         wait_for(lambda: "10.77.2.4:8080" in self.agent.cli("backend", "list").stdout, "the new backend in the maps")
         spread = self.ask_web()
         self.show.bars(f"{REQUESTS} new requests", spread)
-        self.show.claim(spread["b4"] > REQUESTS / 10, "b4 takes its share")
+        self.show.claim(spread["b4"] > REQUESTS / 10, "b4 gets its share")
 
     def ids(self) -> dict[str, int]:
         """Return the ids of frontends and backends."""
@@ -125,7 +127,7 @@ class Demo:
 
     def kill(self) -> None:
         """SIGKILL and restart under load."""
-        self.show.title("The agent is killed with SIGKILL while requests go on, and started again")
+        self.show.title("The agent is killed with SIGKILL during requests, and restarted")
         before = self.ids()
         asks = [partial(traffic.http_get, vip, 80) for vip in WEB] + [partial(traffic.dns_ask, vip, 53) for vip in DNS]
         assert self.agent.process is not None
@@ -145,10 +147,10 @@ class Demo:
         self.show.claim(self.ids() == before, f"all {len(before)} frontends and backends have the ids they had")
 
     def cost(self) -> None:
-        """One packet, ours and nft's."""
+        """The cost of a packet, compared with nft."""
         from bench.wire import Wire, manifest, nft_on, pinned
 
-        self.show.title("What a packet costs: ours beside nft DNAT, in the same namespaces, on one CPU")
+        self.show.title("The cost of a packet: lbagent and nft DNAT, in the same namespaces, on one CPU")
         vip = "10.96.0.99"
         wire = Wire(self.lab, vip)
         (self.manifests / "cost.yaml").write_text(manifest(vip))
@@ -167,17 +169,17 @@ class Demo:
             "64 flows of 64-byte UDP packets: sent by the client, translated in the node, counted at the backend"
         )
         self.show.say(
-            f"lbagent ({self.agent.attach}) {ours:.0f} ns a packet, nft {nft:.0f} ns: nft takes {nft / ours:.1f} times as long"
+            f"lbagent ({self.agent.attach}) {ours:.0f} ns per packet, nft {nft:.0f} ns: nft takes {nft / ours:.1f} times as long"
         )
         self.show.claim(
             ours < nft and not ours_lost and not nft_lost,
-            "ours costs less, and no packet was lost by either",
+            "lbagent costs less, and neither lost a packet",
             f"lost: {ours_lost}, {nft_lost}",
         )
 
     @staticmethod
     def bursts(wire: Any, frames: int) -> tuple[float, int]:
-        """Return the median ns a packet of some bursts, and the packets lost after the first one."""
+        """Return the median ns per packet of some bursts, and the packets lost after the first one."""
         wire.set(64)
         wire.burst(frames)
         costs = [wire.burst(frames) for _ in range(7)]
@@ -185,7 +187,7 @@ class Demo:
 
 
 def shell(demo: Demo) -> None:
-    """Leave everything up and give a shell in the node."""
+    """Leave everything running and open a shell in the node."""
     demo.set_up()
     lab = demo.lab
     folder = Path(sys.executable).parent
@@ -203,8 +205,8 @@ cd {demo.manifests}
 for i in $(seq 12); do ask http://10.96.0.10/; done
 lbagent svc get demo/web               the service in full
 lbagent backend set-state maintenance 10.77.1.2:8080
-lbagent map dump                       what is in the kernel
-lbagent status                         devices, sources, what is wrong
+lbagent map dump                       the entries of the maps
+lbagent status                         devices, sources, problems
 lbagent metrics | grep packets_total   verdicts on packets, and their reasons
 vi web.yaml                            save it, then: lbagent svc list
 client ip route                        any command on the client's side"""
@@ -223,10 +225,10 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the chapters."""
     options, show = arguments(), Show()
-    sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show the bars gets question marks
+    sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show the bars shows question marks
     if os.geteuid() != 0:
         print(
-            "the demo makes network namespaces and loads BPF programs, which needs root: sudo make demo",
+            "the demo creates network namespaces and loads BPF programs, which needs root: sudo make demo",
             file=sys.stderr,
         )
         return 1
@@ -234,7 +236,7 @@ def main() -> int:
         signal.SIGINT,
         signal.SIGTERM,
         signal.SIGHUP,
-    ):  # also from a shell that has SIGINT ignored in the background
+    ):  # also when a shell ignores SIGINT in the background
         signal.signal(number, signal.default_int_handler)
     try:
         with Lab() as lab:
@@ -245,7 +247,7 @@ def main() -> int:
                 for chapter in (demo.set_up, demo.spread, demo.maintenance, demo.grow, demo.kill, demo.cost):
                     chapter()
     except KeyboardInterrupt:
-        print("\nstopped; everything that was made has been removed", file=sys.stderr)
+        print("\nstopped; everything is removed", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `make demo | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,4 +1,4 @@
-"""What the demo prints: titles, bars, ticks. Colours only on a terminal."""
+"""The output of a demo: titles, bars, ticks. Colours only on a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 BAR = 40  # characters of the longest bar
 COLOURS = sys.stdout.isatty()
 INDENT = " " * 9
-WIDTH = shutil.get_terminal_size().columns if COLOURS else 0  # a terminal would wrap tables; a file takes them whole
+WIDTH = shutil.get_terminal_size().columns if COLOURS else 0  # a terminal would wrap tables; a file gets them in full
 TEXT_WIDTH = 80
 
 
@@ -25,7 +25,7 @@ def paint(text: str, code: str) -> str:
 
 
 class Show:
-    """Prints the demo and keeps a list of the claims that were not true."""
+    """Prints the demo and stores the failed claims."""
 
     def __init__(self) -> None:
         self.start = time.monotonic()
@@ -54,14 +54,14 @@ class Show:
         print(f"  {paint('$ ' + text, '33')}", flush=True)
 
     def lbagent(self, agent: Agent, *words: str) -> str:
-        """Run lbagent, show the command and what it prints; return that."""
+        """Run lbagent, show the command and its output; return the output."""
         self.command(f"lbagent {' '.join(words)}")
         out = agent.cli(*words).stdout
         self.block(out)
         return out
 
     def claim(self, true: object, text: str, why: str = "") -> None:
-        """Print a claim with a tick if it is true; the demo ends with an error if one is not."""
+        """Print a claim with a tick if it is true; the demo ends with an error if a claim is false."""
         if true:
             print(f"{INDENT}{paint('ok', '1;32')}  {text}", flush=True)
             return

@@ -1,4 +1,4 @@
-"""What is around the chapters of a demo: root, signals, errors, and the check that nothing is left."""
+"""The frame of a demo: root, signals, errors, and the check that nothing is left."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.lab.netns import LabError, run
 
 
 def present(target: str, play: Callable[[Show], None], *errors: type[Exception]) -> int:
-    """Play it and return the exit code: 1 when a claim was not true or one of the errors came, 130 after Ctrl-C."""
+    """Run a demo and return the exit code: 1 for a false claim or one of the errors, 130 after Ctrl-C."""
     show, start = Show(), time.monotonic()
-    sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show the bars gets question marks
+    sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show the bars shows question marks
     if os.geteuid() != 0:
         print(
-            f"the demo makes network namespaces and loads BPF programs, which needs root: sudo make {target}",
+            f"the demo creates network namespaces and loads BPF programs, which needs root: sudo make {target}",
             file=sys.stderr,
         )
         return 1
@@ -36,7 +36,7 @@ def present(target: str, play: Callable[[Show], None], *errors: type[Exception])
         if left := remains():
             print(f"\nstopped, and left: {' '.join(left)}", file=sys.stderr)
             return 1
-        print("\nstopped; everything that was made has been removed", file=sys.stderr)
+        print("\nstopped; everything is removed", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `make demo-cloud | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -54,8 +54,8 @@ def present(target: str, play: Callable[[Show], None], *errors: type[Exception])
 
 
 def remains() -> list[str]:
-    """Return what this process made and is still there: namespaces, cgroups, folders, mounts, processes."""
-    with contextlib.suppress(ChildProcessError):  # Ctrl-C leaves a program that was being waited for to be waited for
+    """Return what this process created and did not remove: namespaces, cgroups, folders, mounts, processes."""
+    with contextlib.suppress(ChildProcessError):  # after Ctrl-C a child may not have been waited for
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     pid = os.getpid()
@@ -73,7 +73,7 @@ def _processes(marks: list[str]) -> list[str]:
     tasks = Path("/proc/self/task").iterdir()
     found = [word for task in tasks for word in (task / "children").read_text().split()]
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # it ended in the meantime
             words = path.read_text(errors="replace")
             if any(mark in words for mark in marks):
                 found.append(path.parent.name)

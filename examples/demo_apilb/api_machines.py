@@ -1,4 +1,4 @@
-"""The machines of the demo: API servers and two hosts at one switch; on one host the agent, on the other HAProxy, a kubelet on both."""
+"""The machines of the demo: API servers and two hosts at one switch; the agent on one host, HAProxy on the other, a kubelet on both."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class HAProxy:
     """Debian's HAProxy on a host, as `haproxy -W`, with the file that lbagent renders."""
 
     def __init__(self, host: Namespace, config: Path) -> None:
-        """Raise LabError when there is no HAProxy and its package is not to be had."""
+        """Raise LabError if HAProxy is missing and its package cannot be downloaded."""
         self.host, self.config = host, config
         installed = shutil.which("haproxy")
         packages = None if installed else unpacked("haproxy", HAPROXY)
@@ -92,7 +92,7 @@ class HAProxy:
         wait_for(lambda: run("nsenter", f"--net={self.host.path}", "ss", "-Hltn", "sport", f"= :{BIND[1]}"), "HAProxy")
 
     def reload(self) -> None:
-        """Let it read its file again, as `lbagent apilb apply` does."""
+        """Make it reload its file, as `lbagent apilb apply` does."""
         assert self._process is not None
         self._process.send_signal(signal.SIGUSR2)
 
@@ -103,7 +103,7 @@ class HAProxy:
         self._process.wait()
 
     def close(self) -> None:
-        """End it with all workers, also those that wait for the end of their connections."""
+        """End it and all workers, also those that wait for the end of their connections."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -111,7 +111,7 @@ class HAProxy:
 
 
 class Machines:
-    """All of them; a context manager that leaves nothing behind. `haproxy` is None, and `missing` says why, where there is none."""
+    """All machines; a context manager that removes them. Without HAProxy `haproxy` is None, and `missing` has the reason."""
 
     def __enter__(self) -> Self:
         netns.sweep()
@@ -190,10 +190,10 @@ class Machines:
         self._servers[name].wait()
 
     def power(self, name: str, on: bool) -> None:
-        """Let a server's machine be silent, or not."""
+        """Disconnect a server's machine, or connect it again."""
         self._switch.ip(f"link set {name}0 {'master br0' if on else 'nomaster'}")
 
-    # --- what an operator does ---
+    # --- actions of an operator ---
 
     def write_config(self, *names: str) -> None:
         """Write config.yaml with these servers."""
@@ -201,7 +201,7 @@ class Machines:
         self.config.write_text(CONFIG.format(servers=servers, path=self.pools / "kube-api.yaml"))
 
     def lbagent(self, *words: str) -> str:
-        """Run `lbagent apilb VERB -f config.yaml ...` on the first host and return what it prints; LabError when it fails."""
+        """Run `lbagent apilb VERB -f config.yaml ...` on the first host and return its output; LabError if it fails."""
         argv = self.node.command([*program(), "apilb", words[0], "-f", self.config.name, *words[1:]])
         env = {**os.environ, "LBAGENT_SOCKET": str(self.socket)}
         done = subprocess.run(argv, capture_output=True, text=True, env=env, cwd=self.folder, check=False)
@@ -210,7 +210,7 @@ class Machines:
         return done.stdout
 
     def server_row(self, name: str) -> dict[str, object]:
-        """Return what the agent says of a server; nothing when the pool has none such."""
+        """Return the agent's row of a server; nothing if the pool does not have it."""
         wanted = f"{SERVERS[name]}:{PORT}"
         servers = [each for row in self.agent.api.apilb() for each in row["servers"]]
         return next((each for each in servers if each["address"] == wanted), {})

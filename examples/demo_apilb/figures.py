@@ -1,4 +1,4 @@
-"""What a kubelet's records say of a span of time (pure)."""
+"""Figures of a period from a kubelet's records (pure)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Record = dict[str, Any]  # kubelet.py says what is in it
+Record = dict[str, Any]  # its fields: kubelet.py
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Requests and watches of one kubelet from a moment to another."""
+    """Requests and watches of one kubelet in a period."""
 
     answered: Counter[str] = field(default_factory=Counter)  # requests by server
-    failures: tuple[Record, ...] = ()  # tries of requests
-    slowest_s: float = 0.0  # from a request's first try to its answer
+    failures: tuple[Record, ...] = ()  # failed attempts of requests
+    slowest_s: float = 0.0  # from a request's first attempt to its answer
     longest_gap_s: float = 0.0  # between two answers
-    opened_again: int = 0  # watches that had to connect again
-    longest_silence_s: float = 0.0  # of a watch that had to
+    opened_again: int = 0  # watches that reconnected
+    longest_silence_s: float = 0.0  # of a watch that reconnected
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -34,7 +34,7 @@ HEAD = ("answered", "tries failed", "longest gap", "watches again", "longest sil
 
 
 def figures(records: Iterable[Record], since: float, until: float) -> Figures:
-    """Return what ended in a span; the gap counts from its begin and to its end."""
+    """Return the figures of a period; a gap also counts from its start and to its end."""
     found = [each for each in records if since <= each["at"] <= until]
     answers = [each for each in found if each["what"] == "answer"]
     again = [each["silent_s"] for each in found if each["what"] == "open" and each["silent_s"]]
@@ -50,19 +50,19 @@ def figures(records: Iterable[Record], since: float, until: float) -> Figures:
 
 
 def watching(records: Iterable[Record], at: float) -> dict[int, str]:
-    """Return the server of each watch as it was opened last before a moment."""
+    """Return the server of each watch at a time."""
     return {each["watch"]: each["server"] for each in records if each["what"] == "open" and each["at"] <= at}
 
 
 def stranded(records: Sequence[Record], server: str, since: float) -> set[int]:
-    """Return the watches that a server had at a moment and that have not been opened elsewhere since then."""
+    """Return the watches that a server had at a time and that no other server has since."""
     had = {watch for watch, where in watching(records, since).items() if where == server}
     later = [each for each in records if each["what"] == "open" and each["at"] > since and each["server"] != server]
     return had - {each["watch"] for each in later}
 
 
 def table(rows: Iterable[tuple[str, ...]]) -> str:
-    """Return rows under the head; the first cell is the row's name, to the left."""
+    """Return rows under the head; the first cell is the row's name, left-aligned."""
     whole = [("", *HEAD), *rows]
     widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
     lines = [

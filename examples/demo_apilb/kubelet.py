@@ -1,9 +1,9 @@
-"""A client like a kubelet: watches that stay open and requests all the time, by HTTPS through one address. A process of its own.
+"""A client like a kubelet: open watches and continuous requests, by HTTPS through one address. A separate process.
 
-It writes a line of JSON for each thing that happens; figures.py reads them. Times are those of the machine's monotonic clock.
+It writes a line of JSON for each event; figures.py reads them. Times are of the machine's monotonic clock.
 
-- `{"what": "answer", "asked": ..., "began": ..., "at": ..., "server": "a"}`: a request was answered; `began`: this try, on a new connection
-- `{"what": "failed", "began": ..., "at": ..., "error": "..."}`: a try of a request failed; the next one follows at once
+- `{"what": "answer", "asked": ..., "began": ..., "at": ..., "server": "a"}`: a request was answered; `began`: this attempt, on a new connection
+- `{"what": "failed", "began": ..., "at": ..., "error": "..."}`: an attempt failed; the next one follows at once
 - `{"what": "open", "watch": 3, "at": ..., "server": "a", "silent_s": 0.1}`: a watch has its first line, so long after the last line of
   the connection before (0: there was none)
 """
@@ -18,9 +18,9 @@ import ssl
 import time
 from pathlib import Path
 
-TIMEOUT_S = 5.0  # for a try of a request, and until a watch has its first line
+TIMEOUT_S = 5.0  # for an attempt, and until a watch has its first line
 PAUSE_S, AGAIN_S = 0.02, 0.05
-ERRORS = (OSError, EOFError)  # of TLS and of time-outs, too
+ERRORS = (OSError, EOFError)  # also of TLS and of time-outs
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -34,7 +34,7 @@ class Kubelet:
         self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE
 
     async def run(self, watches: int, workers: int) -> None:
-        """Do both for ever."""
+        """Do both until killed."""
         async with asyncio.TaskGroup() as group:
             for number in range(watches):
                 group.create_task(self._watch(number))
@@ -45,7 +45,7 @@ class Kubelet:
         self._log.write(json.dumps({"what": what, "at": time.monotonic(), **fields}) + "\n")
 
     async def _get(self, path: str) -> tuple[Connection, str]:
-        """Ask on a new connection; return it and the first line of the body."""
+        """Send a request on a new connection; return it and the first line of the body."""
         reader, writer = await asyncio.open_connection(self._address, self._port, ssl=self._context)
         try:
             writer.write(f"GET {path} HTTP/1.1\r\nHost: kube-apiserver\r\nConnection: close\r\n\r\n".encode())

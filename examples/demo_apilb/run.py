@@ -1,9 +1,9 @@
 """`sudo make demo-apilb`: kubelets reach three API servers by one address, with the agent on one host and HAProxy on another, while servers die and change.
 
-Every line with `ok` was checked, all of them of native mode; the exit code is 1 if a check failed. HAProxy's figures are shown beside.
-What is real: the agent and its programs, `lbagent apilb`, HAProxy, TLS servers and clients, machines that fall silent. The API
-servers and kubelets are the demo's own. Everything that was made is removed at the end, also after Ctrl-C; HAProxy's package
-stays in the cache.
+Every line with `ok` is a check of native mode; the exit code is 1 if a check failed. HAProxy's figures are for comparison.
+Real parts: the agent and its programs, `lbagent apilb`, HAProxy, TLS servers and clients, machines that lose their link. The API
+servers and kubelets are the demo's own. The demo removes everything that it created, also after Ctrl-C; HAProxy's package stays
+in the cache.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from stage import present  # noqa: E402
 
 from tests.lab.netns import LabError, wait_for  # noqa: E402
 
-MORE = 60  # requests that are waited for after each change
-WITHIN_S = 60.0  # what does not come by then on a busy machine does not come
+MORE = 60  # requests after each change
+WITHIN_S = 60.0  # time-out of a wait, long enough for a busy machine
 KUBELET_S = 10.0  # a kubelet's own time-out for its requests
-RESTART_S = 1.0  # from the end of HAProxy to its next start, as a container's runtime would have it
+RESTART_S = 1.0  # from the end of HAProxy to its next start, as by a container's runtime
 NAMES = {"native": "native mode", "haproxy": "HAProxy"}
 
 
@@ -54,7 +54,7 @@ class Demo:
 
     @contextlib.contextmanager
     def observed(self, what: str) -> Iterator[list[Figures]]:
-        """Show what the kubelets saw meanwhile; the list has native mode's figures afterwards."""
+        """Show the kubelets' figures of the block; the list then has native mode's."""
         seen: list[Figures] = []
         since = time.monotonic()
         yield seen
@@ -69,7 +69,7 @@ class Demo:
         self.show.block(table(rows))
 
     def apply(self, *servers: str) -> None:
-        """Edit the list of servers and have it applied on both hosts."""
+        """Edit the list of servers and apply it on both hosts."""
         self.machines.write_config(*servers)
         self.show.say(f"servers in config.yaml: {' '.join(servers)}")
         self.show.command("lbagent apilb apply -f config.yaml --yes")
@@ -79,7 +79,7 @@ class Demo:
             self.machines.haproxy.reload()
 
     def render(self) -> None:
-        """Write haproxy.cfg of the same file, for the host beside."""
+        """Write haproxy.cfg from the same file, for the second host."""
         if self.machines.haproxy:
             self.show.command("lbagent apilb render -f config.yaml --mode haproxy > haproxy.cfg")
             self.machines.haproxy.config.write_text(self.machines.lbagent("render", "--mode", "haproxy"))
@@ -89,26 +89,26 @@ class Demo:
         self.show.block(self.machines.lbagent("status"))
 
     def wait_server(self, name: str, up: bool) -> float:
-        """Wait until the agent says that a server is up, or down; return when that was seen."""
+        """Wait until the agent reports that a server is up, or down; return the time."""
         wait_for(lambda: self.machines.server_row(name).get("up") is up, f"{name} {'up' if up else 'down'}", WITHIN_S)
         return time.monotonic()
 
     def claim_none_failed(self, seen: list[Figures]) -> None:
         failures = seen[0].failures
         self.show.claim(
-            not failures, f"native: 0 of {seen[0].answered.total()} requests failed, at no try", str(failures[:3])
+            not failures, f"native: 0 of {seen[0].answered.total()} requests failed, in any attempt", str(failures[:3])
         )
 
     def claim_no_watch_lost(self, seen: list[Figures]) -> None:
-        why = f"{seen[0].opened_again} had; the agent's log ends:\n{self.machines.agent.tail(8)}"
-        self.show.claim(not seen[0].opened_again, "native: no watch had to connect again", why)
+        why = f"{seen[0].opened_again} did; the agent's log ends:\n{self.machines.agent.tail(8)}"
+        self.show.claim(not seen[0].opened_again, "native: no watch reconnected", why)
 
     # --- chapters ---
 
     def set_up(self) -> None:
         """Everything, and a first round of requests."""
         machines, show = self.machines, self.show
-        show.title("Three API servers, and two hosts that know them by one address")
+        show.title("Three API servers, and two hosts that reach them by one address")
         show.block(MAP)
         machines.serve("a", "b", "c")
         machines.write_config("a", "b", "c")
@@ -123,12 +123,12 @@ class Demo:
             show.command("haproxy -W -f haproxy.cfg    # on the second host")
             machines.haproxy.start()
         else:
-            show.say(f"HAProxy is not shown beside: {machines.missing}")
+            show.say(f"HAProxy is not shown: {machines.missing}")
 
     def balance(self) -> None:
-        """The kubelets begin."""
+        """The kubelets start."""
         hosts = ["native", *(["haproxy"] if self.machines.haproxy else [])]
-        self.show.title(f"A kubelet on each host: {WATCHES} open watches, and requests all the time")
+        self.show.title(f"A kubelet on each host: {WATCHES} open watches, and continuous requests")
         for name in SERVERS.keys() - {"d"}:
             self.wait_server(name, True)
         self.kubelets = {host: self.machines.kubelet(host) for host in hosts}
@@ -142,8 +142,8 @@ class Demo:
         self.status()
 
     def killed(self) -> None:
-        """A server process is killed and started again."""
-        self.show.title("The process of server a is killed, and started again")
+        """A server process is killed and restarted."""
+        self.show.title("The process of server a is killed, and restarted")
         with self.observed("a killed") as seen:
             self.dies("a", lambda: self.machines.kill("a"), "kill -9 kube-apiserver    # on a")
             self.machines.serve("a")
@@ -151,8 +151,8 @@ class Demo:
         self.claim_only_early(seen)
 
     def silent(self) -> None:
-        """A server's machine loses its power."""
-        self.show.title("Server b loses its power: no packet comes from it, not even a refusal")
+        """A server's machine fails."""
+        self.show.title("Server b fails: it sends no packet, not even a refusal")
         with self.observed("b silent") as seen:
             self.dies("b", lambda: self.machines.power("b", False), "")
             self.machines.power("b", True)
@@ -160,28 +160,28 @@ class Demo:
         self.claim_only_early(seen)
 
     def dies(self, name: str, how: Callable[[], None], command: str) -> None:
-        """Let a server die; return when no watch waits for it any more."""
+        """Make a server fail; return when no watch waits for it any more."""
         had = [each for each in watching(self.native.records, time.monotonic()).values() if each == name]
         if command:
             self.show.command(command)
         died = time.monotonic()
         how()
         self.found = self.wait_server(name, False)
-        self.show.say(f"native: {name} is found down after {self.found - died:.2f} s")
+        self.show.say(f"native: {name} is detected as down after {self.found - died:.2f} s")
         for host, kubelet in self.kubelets.items():
             with contextlib.suppress(LabError) if host != "native" else contextlib.nullcontext():
                 wait_for(lambda each=kubelet: not stranded(each.records, name, died), "watches elsewhere", 20)
         self.status()
-        self.show.say(f"the {len(had)} watches that the first host had at {name} go on elsewhere")
+        self.show.say(f"the {len(had)} watches that the first host had at {name} continue elsewhere")
         self.more()
 
     def claim_only_early(self, seen: list[Figures]) -> None:
-        """Claim that requests met the dead server only until that was known, and were answered nevertheless."""
+        """Claim that requests reached the dead server only until its detection, and were answered."""
         failures, slowest_s = seen[0].failures, seen[0].slowest_s
         late = [each for each in failures if each["began"] > self.found]
         self.show.claim(
             not late,
-            f"native: no try failed that began after it was found down ({len(failures)} before)",
+            f"native: no attempt failed that began after the detection ({len(failures)} before)",
             str(late[:3]),
         )
         self.show.claim(
@@ -191,7 +191,7 @@ class Demo:
 
     def maintenance(self) -> None:
         """An operator drains a server."""
-        self.show.title("Server c is drained, and put back")
+        self.show.title("Server c is drained, and added again")
         address = f"{SERVERS['c']}:{PORT}/TCP"
         with self.observed("c drained") as seen:
             self.show.lbagent(self.machines.agent, "backend", "set-state", "maintenance", address)
@@ -208,9 +208,9 @@ class Demo:
         self.claim_no_watch_lost(seen)
 
     def haproxy_without_c(self) -> None:
-        """Have HAProxy drain c, too: by a file without it, as the file is all that it goes by."""
+        """Make HAProxy drain c too, by a file without it: HAProxy has only the file."""
         if self.machines.haproxy:
-            self.show.say("HAProxy reads its file again, without c")
+            self.show.say("HAProxy reloads its file, without c")
             path = self.machines.haproxy.config
             lines = path.read_text().splitlines(keepends=True)
             path.write_text("".join(line for line in lines if SERVERS["c"] not in line))
@@ -233,7 +233,7 @@ class Demo:
 
     def agent_dies(self) -> None:
         """SIGKILL of the load balancers."""
-        self.show.title("The agent is killed, and started again; so is HAProxy")
+        self.show.title("The agent is killed, and restarted; so is HAProxy")
         with self.observed("agent, HAProxy killed") as seen:
             self.show.command(f"kill -9 {self.machines.agent.pid}    # the agent; and HAProxy on the other host")
             self.machines.agent.kill()
@@ -249,12 +249,12 @@ class Demo:
         self.claim_no_watch_lost(seen)
 
     def summary(self) -> None:
-        """All figures in one table."""
-        self.show.title("All of it")
+        """The figures in one table."""
+        self.show.title("All figures")
         self.show.block(table(self.rows))
         self.show.say(
-            "tries failed: of requests, which the kubelet makes again at once; longest gap: between two answers to three workers;"
-            " watches again: that had to connect anew; longest silence: of one of these"
+            "tries failed: attempts of requests, which the kubelet repeats at once; longest gap: between two answers to three workers;"
+            " watches again: those that reconnected; longest silence: of one of these"
         )
 
 

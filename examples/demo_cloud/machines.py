@@ -1,4 +1,4 @@
-"""The machines of the demo, and what runs on them: a LAN with nodes, a BGP router beside it, a home behind a UPnP router."""
+"""The machines of the demo and their processes: a LAN with nodes, a BGP router next to it, a home behind a UPnP router."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ outside {OUTSIDE} ── home router {WAN} ────────── home {
 
 
 class Machines:
-    """All of them; a context manager that leaves nothing behind."""
+    """All machines; a context manager that removes them."""
 
     def __init__(self, programs: Programs) -> None:
         self.programs, self._closing = programs, contextlib.ExitStack()
@@ -102,7 +102,7 @@ class Machines:
     def other(self, host: Host) -> Host:
         return next(each for each in self.hosts if each is not host)
 
-    # --- making them ---
+    # --- setup ---
 
     def _space(self, role: str) -> Namespace:
         space = Namespace(role)
@@ -120,11 +120,11 @@ class Machines:
         self.cluster.add_node("worker", WORKER)
 
     def _make_branch(self) -> None:
-        """Make the router, whose routes to the addresses come by BGP, and a client behind it."""
+        """Create the router, which gets its routes to the addresses by BGP, and a client behind it."""
         tor, self.branch = self.link.join("router", ROUTER, "fd08::250"), self._space("branch")
         self._closing.callback(tor.delete)
         tor.sysctl("ipv4/ip_forward", 1)
-        tor.sysctl("ipv4/fib_multipath_hash_policy", 1)  # by ports too: connections of one client take both ways
+        tor.sysctl("ipv4/fib_multipath_hash_policy", 1)  # hash ports too: connections of one client use both routes
         veth(self.branch, "eth0", tor, "branch0")
         self.branch.checksum_offload_off("eth0")
         tor.ip("addr add 10.20.0.1/24 dev branch0")
@@ -153,7 +153,7 @@ class Machines:
         self.cluster.add_pod("media-1", "media", address, node="home")
 
     def _start_controllers(self) -> None:
-        """Start one of each provider: that of pools anywhere, that of the home router on the node behind it."""
+        """Start a controller for each provider: pool on any machine, edge on the node behind the home router."""
         at_home = ("home", "--lb-class", LB_CLASS)
         for provider, config, where, port, (name, *more) in (
             ("pool", POOLS, self.plane.namespace, PORT, ("controller",)),

@@ -1,8 +1,8 @@
-"""`sudo make demo-cloud`: Services of type LoadBalancer get addresses, are announced by ARP, BGP and UPnP, and go on while nodes and agents end.
+"""`sudo make demo-cloud`: Services of type LoadBalancer get addresses, are announced by ARP, BGP and UPnP, and keep working while nodes and agents end.
 
-Every line with `ok` was checked; the exit code is 1 if a check failed. What is real: kube-apiserver, etcd and the EndpointSlice
+Every line with `ok` is a check; the exit code is 1 if a check failed. Real parts: kube-apiserver, etcd and the EndpointSlice
 controller, `lbagent cloud run`, the agents and their programs, BIRD on both sides, miniupnpd, HTTP servers and clients. The
-kubelets are the demo's own. Everything that was made is removed at the end, also after Ctrl-C; the programs built from Go
+kubelets are the demo's own. The demo removes everything that it created, also after Ctrl-C; the programs built from Go
 modules stay in the cache.
 """
 
@@ -34,12 +34,10 @@ from tests.lab.netns import Namespace, run, wait_for  # noqa: E402
 from tests.lab.router import OUTSIDE, WAN  # noqa: E402
 
 REQUESTS = 200
-MORE = 300  # requests that are waited for before and after each change
-WITHIN_S = 60.0  # what does not come by then on a busy machine does not come
+MORE = 300  # requests before and after each change
+WITHIN_S = 60.0  # time-out of a wait, long enough for a busy machine
 LAN_GAP_S, BGP_GAP_S = 5.0, 3.0  # bounds; the times themselves are printed
-LOST_S = (
-    0.4  # a request that is not answered by then has failed, where a node dies: shorter than TCP's first repetition
-)
+LOST_S = 0.4  # time-out of a request when a node dies: shorter than TCP's first retransmission
 
 
 class Demo:
@@ -52,7 +50,7 @@ class Demo:
     # --- what the chapters share ---
 
     def create(self, name: str, says: str, **fields: Any) -> str:
-        """Make a Service of type LoadBalancer; wait for its address and return that."""
+        """Create a Service of type LoadBalancer; wait for its address and return it."""
         self.show.command(f"kubectl create -f {name}.yaml    # {says}")
         start = time.monotonic()
         self.cluster.add_service(name, type="LoadBalancer", **fields)
@@ -65,7 +63,7 @@ class Demo:
         return list(found["status"]["loadBalancer"].get("ingress", []))
 
     def until_answered(self, client: Namespace, vip: str) -> float:
-        """Ask every 0.2 s until there is an answer; return how long that took, in seconds."""
+        """Send a request every 0.2 s until one is answered; return the time in seconds."""
 
         def answers() -> bool:
             with contextlib.suppress(OSError):
@@ -77,7 +75,7 @@ class Demo:
         return time.monotonic() - start
 
     def ask_all(self, client: Namespace, vip: str, who: str) -> None:
-        """Make requests one after the other; claim that the Pods answered all of them."""
+        """Make requests in sequence; claim that the Pods answered all of them."""
         answered = traffic.spread(client, REQUESTS, partial(traffic.http_get, vip, 80))
         self.show.bars(f"{REQUESTS} requests from {who}", answered)
         self.show.claim(
@@ -90,7 +88,7 @@ class Demo:
 
     @contextlib.contextmanager
     def under_load(self, timeout_s: float = traffic.TIMEOUT_S) -> Iterator[tuple[WatchedClient, WatchedClient]]:
-        """Make requests meanwhile, from the laptop to web and from the branch to shop."""
+        """Make requests during the block, from the laptop to web and from the branch to shop."""
         laptop = WatchedClient("laptop, by ARP", self.machines.laptop, self.web, timeout_s)
         branch = WatchedClient("branch, by BGP", self.machines.branch, self.shop, timeout_s)
         with laptop, branch:
@@ -111,19 +109,17 @@ class Demo:
             )
 
     def claim_no_gap(self, *clients: WatchedClient) -> None:
-        """Claim that no packet was lost: a gap shorter than a time-out fails no request, but repeats SYNs."""
+        """Claim that no packet was lost: a gap shorter than a time-out fails no request, but causes repeated SYNs."""
         for client in clients:
             again = client.load.tally.syns_again
-            self.show.claim(
-                not again, f"there was no gap: no SYN had to be sent twice ({client.name})", f"{again} were"
-            )
+            self.show.claim(not again, f"there was no gap: no SYN was repeated ({client.name})", f"{again} were")
 
     def show_routes(self) -> None:
         self.show.command("ip route show proto bird    # on the router")
         self.show.block(run("ip", "-n", self.machines.router.space.name, "route", "show", "proto", "bird"))
 
     def ways(self) -> list[str]:
-        """Return the nodes' addresses that the router has as ways to shop."""
+        """Return the nodes' addresses that are next hops of the router's route to shop."""
         return self.machines.router.routes().get(self.shop, [])
 
     # --- chapters ---
@@ -141,8 +137,8 @@ class Demo:
 
     def pool(self) -> None:
         """An address of the pool, announced by ARP."""
-        self.show.title("A Service gets an address of the LAN, which one node answers for")
-        self.web = self.create("web", "type: LoadBalancer, and nothing more about it")
+        self.show.title("A Service gets an address of the LAN, for which one node answers")
+        self.web = self.create("web", "type: LoadBalancer, without annotations")
         took = self.until_answered(self.machines.laptop, self.web)
         self.show.say(f"the laptop has an answer {took:.2f} s later")
         self.show.claim(self.web == "10.8.0.100", "it is the lowest free one of the pool lan", self.web)
@@ -159,7 +155,7 @@ class Demo:
 
     def bgp(self) -> None:
         """An address in no network, announced by BGP."""
-        self.show.title("A Service gets an address that a router learns by BGP")
+        self.show.title("A Service gets an address that BGP announces to a router")
         annotation = {"lbagent.io/address-pool": "public"}
         self.shop = self.create("shop", "annotation lbagent.io/address-pool: public", annotations=annotation)
         both = [host.address for host in self.machines.hosts]
@@ -167,7 +163,7 @@ class Demo:
         took = self.until_answered(self.machines.branch, self.shop)
         self.show.say(f"the branch has an answer {took:.2f} s after the routes")
         self.show_routes()
-        self.show.claim(self.ways() == both, "the router has a way through each node")
+        self.show.claim(self.ways() == both, "the router has a next hop for each node")
         self.show.say("on node-1:")
         self.show.lbagent(self.machines.hosts[0].agent, "bgp", "peers")
         self.ask_all(self.machines.branch, self.shop, "the branch, behind the router")
@@ -188,13 +184,13 @@ class Demo:
         answer = outside.call(traffic.http_get, wan, 80)
         self.show.block(f"{answer.backend} {answer.client}")
         self.show.claim(
-            answer == traffic.Answer("home", OUTSIDE), "the Pod at home answered, and saw the client's own address"
+            answer == traffic.Answer("home", OUTSIDE), "the Pod at home answered, and got the client's own address"
         )
 
     def agent_dies(self) -> None:
         """SIGKILL of the agent that announces."""
         leader = self.leader()
-        self.show.title(f"The agent of {leader.name} is killed with SIGKILL, and started again")
+        self.show.title(f"The agent of {leader.name} is killed with SIGKILL, and restarted")
         with self.under_load() as clients:
             self.show.command(f"kill -9 {leader.agent.pid}")
             leader.agent.kill()
@@ -216,7 +212,7 @@ class Demo:
             self._set_cordon(leader, True)
             self.machines.link.until_led(self.web, by=heir)
             wait_for(lambda: self.ways() == [heir.address], "the end of the route", WITHIN_S)
-            self.show.say(f"{heir.name} announces {self.web}, and the router has one way to {self.shop}")
+            self.show.say(f"{heir.name} announces {self.web}, and the router has one next hop to {self.shop}")
             for client in clients:
                 client.load.wait_more(MORE)
             self._set_cordon(leader, False)
@@ -227,7 +223,7 @@ class Demo:
         moved = len(branch.load.tally.failures)
         self.show.claim(
             moved <= 2 * WORKERS,
-            f"{moved} of the branch: at most those under way ({WORKERS} at a time) when the router changed its ways, twice",
+            f"{moved} of the branch: at most those under way ({WORKERS} at a time) when the router changed its next hops, twice",
             str(branch.load.tally.failures[:3]),
         )
 
@@ -237,14 +233,14 @@ class Demo:
         self.cluster.plane.ask("PATCH", f"/api/v1/nodes/{host.name}", patch, MERGE)
 
     def node_dies(self) -> None:
-        """The node that announces loses its power."""
+        """The node that announces fails."""
         leader = self.leader()
         heir = self.machines.other(leader)
-        self.show.title(f"{leader.name} loses its power while requests go on")
+        self.show.title(f"{leader.name} fails during requests")
         with self.under_load(LOST_S) as (laptop, branch):
             died = time.monotonic()
             leader.power_off()
-            self.show.say(f"{leader.name} is silent: no link, no process, no word to anyone")
+            self.show.say(f"{leader.name} is down: no link, no process, no message to other nodes")
             self.machines.link.until_led(self.web, by=heir)
             wait_for(lambda: self.ways() == [heir.address], "the end of the route", WITHIN_S)
         gap, failing = laptop.longest_gap_s, branch.failing_s(died)
@@ -256,7 +252,7 @@ class Demo:
             f"from {failing:.2f} s on no request of the branch failed: the router sends all to {heir.name} ({BGP_GAP_S:g} s at most)",
         )
         self.show_routes()
-        self.show.claim(self.ways() == [heir.address], f"the only way is through {heir.name}")
+        self.show.claim(self.ways() == [heir.address], f"the only next hop is {heir.name}")
         self.show.say(f"on {heir.name}:")
         self.show.lbagent(heir.agent, "vip", "list")
         self.ask_all(self.machines.laptop, self.web, "the laptop")

@@ -1,4 +1,4 @@
-"""A client that makes requests all the time, with the time of each: how long was the longest gap."""
+"""A client with continuous requests: records the time of each, and the longest gap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class WatchedClient:
     """Requests to one address, each on a new connection, from some workers at a time; a context manager."""
 
     def __init__(self, name: str, space: Namespace, vip: str, timeout_s: float = traffic.TIMEOUT_S) -> None:
-        """Take its name and who asks; a request that takes longer than `timeout_s` has failed."""
+        """`name` is for messages; a request that takes longer than `timeout_s` has failed."""
         self.name, self.vip, self._timeout_s = name, vip, timeout_s
         self._answers: list[float] = []
         self._failures: list[float] = []  # when they began
@@ -45,12 +45,12 @@ class WatchedClient:
 
     @property
     def longest_gap_s(self) -> float:
-        """The longest time between two answers, of whichever worker."""
+        """The longest time between two answers of any workers."""
         answers = sorted(self._answers)
         return max((after - before for before, after in itertools.pairwise(answers)), default=0.0)
 
     def failing_s(self, since: float) -> float:
-        """Return how long after a moment a request began that failed; 0 when none did."""
+        """Return how long after a time the last failed request began; 0 for none."""
         return max((start - since for start in self._failures if start > since), default=0.0)
 
     @property

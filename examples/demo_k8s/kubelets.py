@@ -1,4 +1,4 @@
-"""What a kubelet does for the demo: a Pod gets a node, a namespace with a server in it, addresses, and is ready; one that is deleted ends."""
+"""The kubelets of the demo: a Pod gets a node, a namespace with a server, and addresses, and becomes ready; a deleted Pod ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.kube_api.control_plane import Obj
 from tests.lab.netns import LabError
 from tests.lab.topology import Backend, Lab, end
 
-STOP_S = 1.0  # from a Pod's deletion to the end of its server, as a preStop hook would have it
+STOP_S = 1.0  # from a Pod's deletion to the end of its server, as with a preStop hook
 SETTLE_S = 30
 POLL_S = 0.1
 REMOTE_NODES = {"node-1": "b1", "node-2": "b2"}
@@ -26,10 +26,10 @@ class Place:
 
 
 class Kubelets:
-    """Those of all nodes. The first Pod runs on the agent's node, the next on the others, in turns."""
+    """The kubelets of all nodes. The first Pod runs on the agent's node, the next on the others, in turn."""
 
     def __init__(self, lab: Lab, cluster: Cluster) -> None:
-        """Make the Node objects of the other nodes."""
+        """Create the Node objects of the other nodes."""
         self.lab, self.cluster, self.plane = lab, cluster, cluster.plane
         self.places: dict[str, Place] = {}
         self._turn = 0
@@ -37,11 +37,11 @@ class Kubelets:
             cluster.add_node(name, lab.backends[role].ipv4)
 
     def pods(self) -> Iterator[Obj]:
-        """Yield the Pods there are."""
+        """Yield all Pods."""
         yield from self.plane.ask("GET", f"{HOME}/pods")["items"]
 
     def settle(self, count: int) -> None:
-        """Work until `count` Pods run and no other is left. Raises LabError when that does not come."""
+        """Work until `count` Pods run and no other is left. Raises LabError after a time-out."""
         deadline = time.monotonic() + SETTLE_S
         while time.monotonic() < deadline:
             pods = list(self.pods())
@@ -56,7 +56,7 @@ class Kubelets:
             if len(pods) == count == len(self.places) and not going:
                 return
             time.sleep(POLL_S)
-        raise LabError(f"{count} Pods did not come to run; there are {sorted(self.places)}")
+        raise LabError(f"{count} Pods did not start; running are {sorted(self.places)}")
 
     def _start(self, name: str) -> None:
         place = self._new_place(f"p{self._turn + 1}")
@@ -67,7 +67,7 @@ class Kubelets:
         self.cluster.set_pod(name, (place.backend.ipv4, place.backend.ipv6), ready=True)
 
     def _new_place(self, label: str) -> Place:
-        """Make a server: a pod of the agent's node is a namespace with a device, one of another node an address there."""
+        """Start a server: a pod of the agent's node is a namespace with a device, a pod of another node is an address there."""
         number, self._turn = self._turn, self._turn + 1
         nodes = [NODE, *REMOTE_NODES]
         node = nodes[number % len(nodes)]

@@ -1,8 +1,8 @@
-"""`sudo make demo-k8s`: the agent follows a real kube-apiserver while Deployments are scaled, Pods come and go, and the server dies.
+"""`sudo make demo-k8s`: the agent follows a real kube-apiserver while Deployments are scaled, Pods start and end, and the server dies.
 
-Every line with `ok` was checked; the exit code is 1 if a check failed. What is real: kube-apiserver, etcd, the Deployment,
+Every line with `ok` is a check; the exit code is 1 if a check failed. Real parts: kube-apiserver, etcd, the Deployment,
 ReplicaSet and EndpointSlice controllers, the agent, its programs, HTTP servers and clients. The kubelets are the demo's own.
-Everything that was made is removed at the end, also after Ctrl-C; the programs built from Go modules stay in the cache.
+The demo removes everything that it created, also after Ctrl-C; the programs built from Go modules stay in the cache.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VIPS = ("10.96.0.10", "fd00:10:96::10")
 NODE_PORT, NODE_ADDRESS = 30080, "10.77.0.1"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
 REQUESTS = 200
-MORE = 200  # requests that are waited for after each change
+MORE = 200  # requests after each change
 REPLICAS = 3
 MAP = """client 10.77.0.2 ──wan── node (demo-node: the agent; its pods are namespaces)
                               ──lan1── node-1      kube-apiserver, etcd and the
@@ -64,7 +64,7 @@ class Demo:
 
     @contextlib.contextmanager
     def under_load(self, what: str) -> Iterator[traffic.Load]:
-        """Make requests meanwhile; claim that none failed."""
+        """Make requests during the block; claim that none failed."""
         asks = [partial(traffic.http_get, vip, 80) for vip in VIPS]
         with traffic.Load(self.lab.client, asks, workers=4, pause_s=0.005) as load:
             yield load
@@ -74,7 +74,7 @@ class Demo:
         self.show.claim(not tally.failures, f"0 requests failed while {what}", f"{tally.failures[:3]}")
 
     def backends(self) -> set[str]:
-        """Return the addresses of Pods that new flows get."""
+        """Return the addresses of Pods that get new flows."""
         listed: list[dict[str, Any]] = self.agent.json("backend", "list", "--service", "default/web")
         return {item["address"] for item in listed if item["state"] == "active"}
 
@@ -86,7 +86,7 @@ class Demo:
         self.await_backends()
 
     def await_backends(self, *absent: str) -> None:
-        """Wait until the maps have every Pod but those of these names."""
+        """Wait until the maps have every Pod except those with these names."""
         places = {name: place.backend for name, place in self.kubelets.places.items() if name not in absent}
         wanted = {f"{each.ipv4}:8080/TCP" for each in places.values()}
         wanted |= {f"[{each.ipv6}]:8080/TCP" for each in places.values()}
@@ -106,7 +106,7 @@ class Demo:
         self.lab.client.ip(f"route add {VIPS[1]}/128 via fd77::1")
         self.lab.node.ip("link set lo up")
         self.lab.join(self.plane.namespace, "e0", "mgmt", "192.0.2", "fd77:3", 24)
-        self.plane.namespace.ip(f"addr add {ADVERTISED}/24 dev e0")  # where Service default/kubernetes leads to
+        self.plane.namespace.ip(f"addr add {ADVERTISED}/24 dev e0")  # the endpoint of Service default/kubernetes
         proxy = Proxy(self.plane.namespace, PORT, listen=self.lab.node)
         self.lab.closing.callback(proxy.close)
         self.plane.kubeconfig(self.plane.lasting_token, self.lab.folder / "kubeconfig", proxy.port)
@@ -130,8 +130,8 @@ class Demo:
         )
 
     def scale_under_load(self) -> None:
-        """Up and down."""
-        self.show.title("The Deployment is scaled while requests go on")
+        """The number of replicas changes."""
+        self.show.title("The Deployment is scaled during requests")
         with self.under_load("it was scaled to 6 and to 2") as load:
             self.scale(6)
             load.wait_more(MORE)
@@ -151,7 +151,7 @@ class Demo:
             self.await_backends()
 
     def maintenance(self) -> None:
-        """The operator takes a Pod out on this node; the Pod hears of it."""
+        """The operator takes a Pod out on this node; the Pod gets an Event."""
         self.show.title("An operator takes a Pod out on this node")
         name, place = next(iter(self.kubelets.places.items()))
         self.show.lbagent(self.agent, "backend", "set-state", "maintenance", f"pod/default/{name}")
@@ -162,9 +162,9 @@ class Demo:
         self.show.lbagent(self.agent, "backend", "clear-state", f"pod/default/{name}")
 
     def server_dies(self) -> None:
-        """SIGKILL of the API server with etcd, changes after it is back."""
-        self.show.title("The API server is killed, and comes back")
-        with self.under_load("the API server was away, and after it") as load:
+        """SIGKILL of the API server with etcd, changes after the restart."""
+        self.show.title("The API server is killed, and restarted")
+        with self.under_load("the API server was down, and after it") as load:
             self.show.command("kill -9 kube-apiserver etcd")
             self.plane.kill()
             load.wait_more(2 * MORE)
@@ -176,9 +176,9 @@ class Demo:
         self.ask(60)
 
     def agent_dies(self) -> None:
-        """SIGKILL of the agent, a change meanwhile."""
-        self.show.title("The agent is killed and started again")
-        with self.under_load("the agent was away") as load:
+        """SIGKILL of the agent, with a change before the restart."""
+        self.show.title("The agent is killed and restarted")
+        with self.under_load("the agent was down") as load:
             self.show.command(f"kill -9 {self.agent.pid}")
             self.agent.kill()
             load.wait_more(MORE)

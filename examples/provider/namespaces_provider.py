@@ -1,4 +1,4 @@
-"""An own provider: every Service of a namespace has the namespace's address, which leads to a balancer outside the cluster."""
+"""An example provider: every Service of a namespace has the namespace's address, of a balancer outside the cluster."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class Balancers(LoadBalancer):
         address = self.addresses.get(service.namespace)
         if address is None:
             raise Refusal("NamespaceHasNoAddress", f"the namespace {service.namespace} has no address")
-        # Here a real provider tells its balancer where service.ports are: at the addresses of `nodes`, port.node_port.
-        # The packets come from the balancer, so in the cluster this address is not the node's own: ipMode Proxy (KEP-1860).
+        # A real provider configures its balancer here: service.ports are at the addresses of `nodes`, port.node_port.
+        # Packets come from the balancer, so nodes must not serve this address themselves: ipMode Proxy (KEP-1860).
         return LoadBalancerStatus((Ingress(ip=address, ip_mode="Proxy"),))
 
     async def update(self, cluster: str, service: Service, nodes: Sequence[Node]) -> None:
-        """Here a real provider tells its balancer the addresses of `nodes`."""
+        """A real provider configures the addresses of `nodes` at its balancer here."""
 
     async def ensure_deleted(self, cluster: str, service: Service) -> None:
-        """Here a real provider takes the balancer away, also what is left of half a one."""
+        """A real provider removes the balancer here, also an incomplete one."""
 
 
 class NamespacesProvider(CloudProvider):
@@ -60,7 +60,7 @@ class NamespacesProvider(CloudProvider):
 
 
 def addresses(text: str) -> dict[str, str]:
-    """Return the address of each namespace. Raises ConfigError, which lbagent shows with the name of the file."""
+    """Return the address of each namespace. Raises ConfigError, to which lbagent adds the name of the file."""
     found = yaml.safe_load(text) or {}
     if not isinstance(found, dict):
         raise ConfigError("a mapping of namespaces and addresses is wanted", file=CONFIG, line=1)
@@ -68,5 +68,5 @@ def addresses(text: str) -> dict[str, str]:
         try:
             ipaddress.ip_address(address)
         except ValueError:
-            raise ConfigError(f"{namespace}: {address!r} is no address", file=CONFIG) from None
+            raise ConfigError(f"{namespace}: {address!r} is not an address", file=CONFIG) from None
     return {str(namespace): str(address) for namespace, address in found.items()}

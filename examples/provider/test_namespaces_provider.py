@@ -1,4 +1,4 @@
-"""The tests that every provider passes: `pytest examples/provider`."""
+"""The tests that every provider must pass: `pytest examples/provider`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why this node does not announce an address: each reason with its sentence and with what an operator can do about it. Pure."""
+"""Why this node does not announce an address: each reason with its sentence and its remedy. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _CLEAR_STATE = "see `lbagent svc get` for the states of the backends, and `lbage
 
 
 class RefusalReason(StrEnum):
-    """A reason. Its value is the sentence; `{}` stands for the detail of a refusal. `advice` is '' where the detail has it."""
+    """A reason. Its value is the sentence; `{}` stands for the detail of a refusal. `advice` is '' where the detail contains it."""
 
     advice: str
 
     def __new__(cls, text: str, advice: str) -> Self:
-        """Keep the advice beside the sentence."""
+        """Store the advice with the sentence."""
         member = str.__new__(cls, text)
         member._value_ = text
         member.advice = advice
@@ -25,12 +25,12 @@ class RefusalReason(StrEnum):
     # of the node
     EXCLUDED = (
         "the node has the label node.kubernetes.io/exclude-from-external-load-balancers",
-        "remove the label if the node is to get traffic",
+        "remove the label if the node should get traffic",
     )
-    LEAVES = "the node is about to go away", "the other nodes announce its addresses; nothing to do"
+    LEAVES = "the node is being removed", "the other nodes announce its addresses; nothing to do"
     SHUTS_DOWN = (
         "the node is shutting down",
-        "the other nodes announce its addresses; this node announces again once it is ready",
+        "the other nodes announce its addresses; this node announces again when it is ready",
     )
     CORDONED = "the node is cordoned", "kubectl uncordon NODE, or leave it to the other nodes"
     NOT_SELECTED = (
@@ -40,9 +40,9 @@ class RefusalReason(StrEnum):
     # of its devices
     OWN_ADDRESS = (
         "a device of this node has the address itself",
-        "take the address off the device, or out of the pool",
+        "remove the address from the device, or from the pool",
     )
-    NO_NAMED_DEVICE = "no device of l2.devices is there", "see `ip link` and l2.devices"
+    NO_NAMED_DEVICE = "no device of l2.devices exists", "see `ip link` and l2.devices"
     NO_NETWORK = (
         "no device has an address of its network",
         "give a device an address of this network, name devices in l2.devices, or announce by BGP",
@@ -69,13 +69,13 @@ class RefusalReason(StrEnum):
         "the programs of this node send no new connections to its endpoints, so the route is withdrawn",
         _CLEAR_STATE,
     )
-    # of what it takes part in
+    # of the API server and of BGP
     LEASES_UNKNOWN = (
         "the API server does not answer; only the current leader keeps announcing{}",
-        "check that the API server can be reached; see deploy/cloud/announce.yaml for the rights",
+        "check that the API server is reachable; see deploy/cloud/announce.yaml for the rights",
     )
     NO_SPEAKER = "no BGP speaker runs on this node", "see `lbagent status`"
-    NO_SESSION = "{}", ""  # the speaker's own sentence says what to do
+    NO_SESSION = "{}", ""  # the speaker's sentence contains the remedy
 
 
 class AnnounceRefusal(Struct, frozen=True):

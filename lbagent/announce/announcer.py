@@ -1,7 +1,7 @@
-"""Announces addresses of Services: joins objects, pools, devices, Leases and the wire, and has the programs answer.
+"""Announces addresses of Services: joins objects, pools, devices, Leases and frames, and writes what the programs answer for.
 
-vip_machine.py decides about each address; this module gives it its inputs and carries out its orders. `routes` gets all
-addresses of BGP whenever one changes.
+vip_machine.py decides about each address; this module passes its inputs and executes its orders. `routes` gets all
+addresses of BGP when one changes.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from lbagent.pools.read_pools import PoolsFile
 from lbagent.targets.data_plane import AddressResponder
 
 log = logging.getLogger(__name__)
-FULL_SCAN_INTERVAL_S = 1.0  # every address is checked so often: no event reports a carrier
+FULL_SCAN_INTERVAL_S = 1.0  # between two checks of every address: no event reports a carrier
 TURN_S = 0.02  # between two turns: Leases of a thousand addresses change one by one
-SWEEP_S = 30.0  # between two searches for Leases that are left over
+SWEEP_S = 30.0  # between two searches for leftover Leases
 OBJECTS_S = 0.2  # between two reads of all objects
 MAX_CONCURRENT_WRITES = 8  # of Leases
 IN_USE = "AddressInUse"  # the reason of Events
@@ -50,21 +50,21 @@ class RouteAnnouncer(Protocol):
     """Announces addresses by routes."""
 
     def set_routes(self, addresses: Collection[bytes]) -> None:
-        """Announce exactly these from now on; return at once."""
+        """Replace the announced addresses by these; return at once."""
 
     def refusal(self) -> str:
         """Return why no router gets the routes, '' when one does."""
 
     def faults(self) -> list[tuple[str, str]]:
-        """Return what is wrong: with what, and a sentence."""
+        """Return the faults: the part, and a sentence."""
 
 
 class AnnouncerInputs(NamedTuple):
-    """What the announcer reads from the rest of the agent; each is called when it is needed.
+    """What the announcer reads from other parts of the agent; each is called when it is needed.
 
-    `objects` gives None while a source has not given its list: what an earlier agent announced is kept then. `attached` are the
-    names of devices with programs, `carriers` the devices by which frames can leave. `state` is what the maps hold; `is_settled`:
-    all that was resolved is in it.
+    `objects` returns None until every source has its list: until then the announcements of an earlier agent stay. `attached` are
+    the names of devices with programs, `carriers` the devices by which frames can leave. `state` is the State of the maps;
+    `is_settled`: it contains everything that was resolved.
     """
 
     objects: Callable[[], ObjectSnapshot | None]
@@ -76,7 +76,7 @@ class AnnouncerInputs(NamedTuple):
 
 
 class AddressConflict(NamedTuple):
-    """A host outside the cluster has an address, or claims it while this node answers for it (`is_defended`)."""
+    """A host outside the cluster uses an address, or claims it while this node answers for it (`is_defended`)."""
 
     address: bytes
     mac: bytes
@@ -107,31 +107,31 @@ class AddressConflicts:
                 sink(ObjectEvent("Service", key, IN_USE, text, warning=True))
 
     def forget(self, address: bytes) -> None:
-        """Forget an address: no host outside the cluster has it, or it is not announced any more."""
+        """Remove an address: no host outside the cluster uses it, or it is not announced any more."""
         self._reported.pop(address, None)
 
 
 def in_use_text(address: bytes, mac: bytes) -> str:
     """Return the sentence about an address that another host uses."""
     found = f"{format_ip(address)} is in use: the host with the MAC address {mac.hex(':')} answers for it"
-    return f"{found}; it is not announced, and tried again each minute"
+    return f"{found}; it is not announced, and is retried every minute"
 
 
 def contested_text(address: bytes, mac: bytes) -> str:
     """Return the sentence about an address that another host claims while this node answers for it."""
     found = f"{format_ip(address)} is claimed: the host with the MAC address {mac.hex(':')} answers for it, too"
-    return f"{found}; this node goes on announcing it (l2.conflict: defend)"
+    return f"{found}; this node continues to announce it (l2.conflict: defend)"
 
 
 class DueTimes:
-    """When each address has to be decided about although nothing changed; seconds of one steady clock."""
+    """The time of each address's next decision without a change; seconds of one steady clock."""
 
     def __init__(self) -> None:
         self._at: dict[bytes, float] = {}
-        self._heap: list[tuple[float, bytes]] = []  # entries that `_at` does not confirm are left overs
+        self._heap: list[tuple[float, bytes]] = []  # entries that `_at` does not confirm are stale
 
     def set(self, address: bytes, at: float) -> None:
-        """Let an address be due at a time; inf: at none."""
+        """Make an address due at a time; inf: never."""
         if at == float("inf"):
             self._at.pop(address, None)
         elif self._at.get(address) != at:
@@ -139,13 +139,13 @@ class DueTimes:
             heapq.heappush(self._heap, (at, address))
 
     def next_at(self) -> float:
-        """Return when the next address is due; inf: none is."""
+        """Return when the next address is due; inf: never."""
         while self._heap and self._at.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else float("inf")
 
     def take(self, now: float) -> list[bytes]:
-        """Return the addresses that are due by now, and have them due no more."""
+        """Return the addresses that are due, and remove their times."""
         found = []
         while self.next_at() <= now:
             _, address = heapq.heappop(self._heap)
@@ -177,7 +177,7 @@ class Announcer:
         self._former = FormerLeaders()
         self._sockets, self._groups, self._probes = LinkSockets(self._on_sighting), SolicitedGroups(), DuplicateProbes()
         self._take_over(clock())
-        self.wanted: Mapping[bytes, DesiredVip] | None = None  # None: not known yet
+        self.wanted: Mapping[bytes, DesiredVip] | None = None  # None: not read yet
         self.takeovers = 0
         self.problem = ""
         self._desired_vips = DesiredVips(external_ips=external_ips, external_ip_ranges=external_ip_ranges)
@@ -195,7 +195,7 @@ class Announcer:
         self._orders: list[tuple[bytes, Order]] = []
         self._news: set[bytes] = set()  # addresses whose inputs changed since the last turn
         self._leases_changed: set[bytes] = set()  # addresses whose Leases did
-        self._is_published = False  # the own Lease has what this node reaches
+        self._is_published = False  # this node's Lease contains what it reaches
         self._stepped: tuple[object, ...] = ()  # the inputs of the last decision about every address
         self._stepped_at = float("-inf")
         self._swept_at = clock()
@@ -208,15 +208,15 @@ class Announcer:
 
     routes: RouteAnnouncer | None
 
-    # --- what changed elsewhere ---
+    # --- changes of inputs ---
 
     def objects_changed(self) -> None:
-        """Take note that objects changed, or are trusted now."""
+        """Record that objects changed, or that their lists are complete."""
         self._objects_changed = True
         self._wake.set()
 
     def state_changed(self) -> None:
-        """Take note that the maps hold another State."""
+        """Record that the maps have another State."""
         self._wake.set()
 
     def _leases_change(self, names: Collection[str]) -> None:
@@ -224,11 +224,11 @@ class Announcer:
         self._wake.set()
 
     def network_changed(self, _network: NodeNetwork) -> None:
-        """Take note that devices or addresses changed."""
+        """Record that devices or addresses changed."""
         self._wake.set()
 
     def use_pools(self, pools: PoolsFile) -> None:
-        """Use another file from now on."""
+        """Replace the pools."""
         self.pools = pools
         self._entries.restart_grace_s = self._former_entries.restart_grace_s = pools.l2.restart_grace_s
         for machine in self.machines.values():
@@ -236,7 +236,7 @@ class Announcer:
         self.objects_changed()
 
     def use_external_ips(self, *, external_ips: bool, external_ip_ranges: tuple[CIDR, ...]) -> None:
-        """Announce other externalIPs from now on: those that are served."""
+        """Replace the externalIPs that are served, and so announced."""
         self._desired_vips.use_external_ips(external_ips=external_ips, external_ip_ranges=external_ip_ranges)
         self.objects_changed()
 
@@ -262,7 +262,7 @@ class Announcer:
         self._note(address)
 
     def _note(self, address: bytes) -> None:
-        """Update what follows from a machine, after each of its inputs."""
+        """Update the values derived from a machine, after each of its inputs."""
         machine = self.machines[address]
         self._due.set(address, machine.wake_at())
         if machine.answers != (address in self._answering):
@@ -273,7 +273,7 @@ class Announcer:
 
     async def run(self) -> None:
         """Announce until cancelled; the entries stay, for `restartGrace`."""
-        self._take_over(self._clock())  # some may have ended since they were read: loading programs takes seconds
+        self._take_over(self._clock())  # some may have expired since they were read: loading programs takes seconds
         try:
             async with asyncio.TaskGroup() as tasks:
                 if self.election is not None:
@@ -295,7 +295,7 @@ class Announcer:
         self._wake.clear()
 
     def _next_turn(self, now: float) -> float:
-        """Return when the next turn is, unless an event comes before."""
+        """Return the time of the next turn without an event."""
         end = self.election.next_end(now, PROBE_S) if self.election is not None else now + FULL_SCAN_INTERVAL_S
         return min(
             self._due.next_at(),
@@ -307,7 +307,7 @@ class Announcer:
         )
 
     def _turn(self, now: float, tasks: asyncio.TaskGroup) -> None:
-        """Take one turn: decide, have the programs answer, then send frames and write Leases."""
+        """Take one turn: decide, write what the programs answer for, then send frames and write Leases."""
         self._look_at_objects(now, tasks)
         self._look_at_state()
         self._look_at_devices()
@@ -389,9 +389,9 @@ class Announcer:
         self._withhold(lost={address for address in changed if address not in self._served})
 
     def _withhold(self, *, lost: Collection[bytes]) -> None:
-        """Find out which addresses the programs do not serve although the objects admit them here: other nodes read it in a Lease.
+        """Update the addresses that the programs do not serve although the objects admit them here: a Lease publishes them.
 
-        While the maps are behind the objects only an address that was `lost` is withheld: another one may be served in a moment.
+        While the maps are older than the objects, only an address that was `lost` is withheld: others may be served soon.
         """
         self._undecided |= self._news
         decided = set(self._undecided) if self._inputs.is_settled() else self._undecided.intersection(lost)
@@ -500,7 +500,7 @@ class Announcer:
         machine = self.machines.get(address)
         before = machine.lease_status if machine else None
         async with self._writes:
-            if order.act is Act.GIVE:  # the next leader reads first why this node gives the address away
+            if order.act is Act.GIVE:  # the next leader reads first why this node gives the address up
                 await self.election.until_published()
             done = await self.election.write_holder(address, order.who or self.node)
         if machine is None or self.machines.get(address) is not machine:
@@ -557,17 +557,17 @@ class Announcer:
         return node_refusal(node, self.pools.l2, for_l2=False)
 
     def conflicts(self) -> list[AddressConflict]:
-        """Return the addresses that a host outside the cluster has or claims."""
+        """Return the addresses that a host outside the cluster uses or claims."""
         now = self._clock()
         found = ((address, each, each.conflict_with(now)) for address, each in sorted(self.machines.items()))
         return [AddressConflict(address, mac, is_defended=each.answers) for address, each, mac in found if mac]
 
     def problems(self) -> list[str]:
-        """Return what stands in the way of announcing, a sentence each."""
+        """Return the faults of announcing, one sentence each."""
         return [text for _, text in self.faults()]
 
     def faults(self) -> list[tuple[str, str]]:
-        """Return the same with what each is about: words that stay while it lasts."""
+        """Return the same with the subject of each, which stays the same while the fault lasts."""
         out = [("addresses", f"addresses could not be announced: {self.problem}")] if self.problem else []
         if self.election is not None and self.election.failure:
             text = f"Leases cannot be used: {self.election.failure}; what is announced stays announced"
@@ -576,16 +576,16 @@ class Announcer:
 
     @property
     def objects(self) -> ObjectSnapshot:
-        """The objects of the last look."""
+        """The objects of the last read."""
         return self._objects or ObjectSnapshot()
 
 
 def lease_status_of(
     election: LeaseElection, node: str, vip: DesiredVip, now: float, *, eligible: bool, served: bool
 ) -> LeaseStatus:
-    """Return what is known of an address now at this node, which may announce it if it is `eligible`.
+    """Return the Lease status of an address as this node sees it; the node may announce it if it is `eligible`.
 
-    One whose programs do not serve an address of policy Cluster leaves it to another node that does; without one it stays.
+    A node whose programs do not serve an address of policy Cluster leaves it to a node that does; without one it keeps it.
     """
     address = vip.address
     nodes = {each for each in election.nodes_reaching(address, now) if each != node and vip.admits(each)}

@@ -1,7 +1,7 @@
-"""Which addresses are to be announced, how, and from which nodes, as the objects that every node reads have it. Pure.
+"""Which addresses to announce, how, and from which nodes, by the objects that every node reads. Pure.
 
-Whether the programs of this node serve an address is in served_addresses.py: only this node has the states that its operator
-set, and the weights of its Pods. What it does not serve although the objects admit it, its Lease names for the other nodes.
+served_addresses.py determines whether the programs of this node serve an address: only this node has the states that its
+operator set, and the weights of its Pods. Its Lease names for the other nodes what it does not serve although the objects admit it.
 Source: Kubernetes' own service controller (the label); KEP-1669 (terminating endpoints).
 """
 
@@ -23,7 +23,7 @@ from lbagent.pools.read_pools import PoolsFile
 
 
 class DesiredVip(Struct, frozen=True):
-    """An address of a pool that Services have.
+    """An address of a pool that Services use.
 
     `modes` are in the order l2, bgp. `has_endpoint`: an endpoint of its family can take new flows (model/select.py). `nodes` None:
     each node may announce it; else those with such an endpoint, as every Service of the address has policy Local.
@@ -46,9 +46,9 @@ class DesiredVip(Struct, frozen=True):
         return self.nodes is None or node in self.nodes
 
     def is_withheld(self, node: str, *, is_served: bool) -> bool:
-        """Return whether a node's programs do not serve an address that the objects admit there.
+        """Return whether a node's programs do not serve an address that the objects admit on that node.
 
-        An address without any endpoint is not withheld: clients are answered that there is none.
+        An address without any endpoint is not withheld: its clients get a rejection.
         """
         return not is_served and self.has_endpoint and self.admits(node)
 
@@ -59,15 +59,15 @@ class _Use(NamedTuple):
 
 
 class DesiredVips:
-    """What is to be announced, by address, followed: a look costs little more than what changed since the one before."""
+    """The addresses to announce, updated by changes: an update costs little more than the changes since the previous one."""
 
     def __init__(self, *, external_ips: bool, external_ip_ranges: tuple[CIDR, ...] = ()) -> None:
-        """`external_ips`: those of Services are served here (with ranges: those in one of them), and so announced."""
+        """`external_ips`: externalIPs are served here (with ranges: those in one of them), and so announced."""
         self._external_ips, self._external_ip_ranges = external_ips, external_ip_ranges
         self._begin_anew(PoolsFile())
 
     def use_external_ips(self, *, external_ips: bool, external_ip_ranges: tuple[CIDR, ...]) -> None:
-        """Change which externalIPs are announced; the next look takes all objects again."""
+        """Change which externalIPs are announced; the next update reads all objects again."""
         self._external_ips, self._external_ip_ranges = external_ips, external_ip_ranges
         self._is_outdated = True
 
@@ -78,7 +78,7 @@ class DesiredVips:
         self._slices: dict[str, dict[str, EndpointSlice]] = {}  # key of a Service -> its slices by their keys
 
     def update(self, objects: ObjectSnapshot, pools: PoolsFile) -> set[bytes]:
-        """Take all objects as they are now; return the addresses for which something changed."""
+        """Update from all present objects; return the addresses for which something changed."""
         before: Collection[bytes] = ()
         if pools is not self._pools or self._is_outdated:
             before = self.vips
@@ -100,7 +100,7 @@ class DesiredVips:
         return {*service.ingress, *(each for each in external if is_in_any(each, self._external_ip_ranges))}
 
     def _take_service(self, old: ObjectSnapshot, key: str) -> set[bytes]:
-        """Take a Service; return its addresses, also those that it had."""
+        """Update from a Service; return its addresses, also the previous ones."""
         before, after = self._addresses(old.services.get(key)), self._addresses(self._objects.services.get(key))
         for address in before - after:
             self._users[address].discard(key)
@@ -109,7 +109,7 @@ class DesiredVips:
         return before | after
 
     def _take_slice(self, old: ObjectSnapshot, key: str) -> set[str]:
-        """Take a slice; return the keys of its Service, before and after: its label names it."""
+        """Update from a slice; return the keys of its Service, before and after: its label names it."""
         before, after = old.slices.get(key), self._objects.slices.get(key)
         if before is not None and (known := self._slices.get(before.service_key)):
             known.pop(key, None)
@@ -132,7 +132,7 @@ class DesiredVips:
 
     def _vip(self, address: bytes, pool: AddressPool, users: Sequence[str]) -> DesiredVip:
         services, family = self._objects.services, Family.of(address)
-        # As for frontends (resolve/ownership.py): externalIPs decide nothing about an address that a Service was given.
+        # As for frontends (resolve/ownership.py): externalIPs do not affect an address that a Service was given.
         claims = [key for key in users if address in services[key].ingress] or users
         uses = [_Use(services[key], self._nodes_with_endpoints(services[key], family)) for key in claims]
         return DesiredVip(
@@ -163,7 +163,7 @@ class DesiredVips:
 
 
 def _changed(old: Mapping[str, object], new: Mapping[str, object]) -> set[str]:
-    """Return the keys of objects that came, went, or are others now."""
+    """Return the keys of objects that were added, deleted or changed."""
     return {key for key, obj in new.items() if old.get(key) is not obj} | (old.keys() - new.keys())
 
 
@@ -175,7 +175,7 @@ def _admitted(uses: Collection[_Use]) -> frozenset[str] | None:
 
 
 def node_refusal(node: Node | None, settings: L2Settings, *, for_l2: bool = True) -> AnnounceRefusal | None:
-    """Return why a node announces nothing, None when it may. A folder without the node's object is no reason."""
+    """Return why a node announces nothing, None when it may. A missing Node object in a folder is no reason."""
     if node is None:
         return None
     found = (

@@ -1,7 +1,7 @@
-"""Which external addresses the programs of this node serve for outside clients: by the rows of the State that is in the maps. Pure.
+"""Which external addresses the programs of this node serve for outside clients: by the rows of the State in the maps. Pure.
 
-A row is what model/select.py chose for this node; what it chose, what has no room in a map and what another Service has is in
-there. An address is served while any of its ports has a backend that takes new flows.
+A row has the backends that model/select.py selected for this node; addresses without room in a map or of another Service have
+none. An address is served while any of its ports has a backend that takes new flows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ EXTERNAL_TYPES = frozenset((SVCType.LOAD_BALANCER, SVCType.EXTERNAL_IPS))
 
 
 class ServedAddresses:
-    """These addresses, followed from State to State: a look costs little more than what changed."""
+    """These addresses, updated from State to State: an update costs little more than what changed."""
 
     def __init__(self) -> None:
         self._state = State()
@@ -27,7 +27,7 @@ class ServedAddresses:
         return self._rows[address] > 0
 
     def update(self, state: State) -> set[bytes]:
-        """Take the State that is in the maps now; return the addresses that are served now and were not, or no longer."""
+        """Take the State that the maps have now; return the addresses that are newly served, or no longer."""
         if state is self._state:
             return set()
         old, new = self._state.services, state.services

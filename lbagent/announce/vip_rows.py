@@ -1,4 +1,4 @@
-"""What `lbagent vip` shows: each address with its state and the reason, and the sentences that answer "why is it not announced"."""
+"""The rows of `lbagent vip`: each address with its state and the reason, and the sentences of `vip why`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class VipAnswer(Struct):
 
 
 class _Standing(NamedTuple):
-    """A row, with the refusal whose sentence is its reason; None where the reason is no refusal."""
+    """A row, with the refusal whose sentence is its reason; None if the reason is not a refusal."""
 
     row: VipRow
     refusal: AnnounceRefusal | None
@@ -144,9 +144,11 @@ def _about_address(announcer: Announcer, address: bytes, found: Sequence[_Standi
         return []
     text, pool = format_ip(address), announcer.pools.pool_of(address)
     if pool is None:
-        raise NotFound(f"{text} is in no pool of --announce, and no Service's that is; see `lbagent vip list`")
+        raise NotFound(
+            f"{text} is in no pool of --announce, and no Service with such an address has it; see `lbagent vip list`"
+        )
     if not pool.announce:
-        return [f"{text}: pool {pool.name} says `announce: []`: nothing announces its addresses; add l2 or bgp there"]
+        return [f"{text}: pool {pool.name} has `announce: []`: its addresses are not announced; add l2 or bgp there"]
     return [f"{text}: no Service has this address of pool {pool.name}; an address is announced while a Service has it"]
 
 

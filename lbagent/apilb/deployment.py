@@ -1,4 +1,4 @@
-"""Pool files against hosts: observe, plan, carry out, and keep the state file true after each step."""
+"""Deploys pool files on hosts: observes, plans, executes, and updates the state file after each step."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Deployment:
     """Pool files and the state of all pools, or of one; `errors` are the failures, in order."""
 
     def __init__(self, files: PoolFiles, *, state_path: str, pool: str = "", remove: bool = False) -> None:
-        """`pool`: leave the others alone. `remove`: nothing is wanted any more."""
+        """`pool`: work on this one only. `remove`: the desired set of instances is empty."""
         self._files, self._state_path, self._remove = files, state_path, remove
         self._recorded = {each.key: each for each in files.deployed.recorded}
         chosen = PoolChoice(files, pool)
         self.pairs = paired(chosen.instances, chosen.recorded)
         self.errors: list[LbError] = []
-        self.done = 0  # steps that were carried out
+        self.done = 0  # executed steps
         self.observed: dict[InstanceKey, Sight] = {}
 
     @property
@@ -38,13 +38,13 @@ class Deployment:
         return [pair.wanted for pair in self.pairs if pair.wanted]
 
     async def observe(self) -> None:
-        """Look at every host."""
+        """Read the state of every host."""
         from lbagent.apilb.hosts import observe
 
         self.observed = dict(await observe([pair.item for pair in self.pairs]))
 
     def plan(self, *, offline: bool = False) -> list[Step]:
-        """Return the steps; why other steps are unknown is in `errors`. `offline`: trust the state file."""
+        """Return the steps; `errors` has the reasons why other steps are unknown. `offline`: trust the state file."""
         pairs = self._removals() if self._remove else self.pairs
         steps, errors = plan_steps(pairs, None if offline else self.observed)
         self.errors += errors
@@ -71,9 +71,9 @@ class Deployment:
                 self._learn(step, replace(step.recorded, ssh=step.instance.ssh))
 
     def save(self) -> None:
-        """Write the state file, when its text is another one. Raises LbError."""
+        """Write the state file if its text changed. Raises LbError."""
         data = self.state().encode()
-        path = os.path.realpath(self._state_path)  # a link stays a link
+        path = os.path.realpath(self._state_path)  # a symbolic link is kept
         try:
             if _content(path) != data:
                 replace_private(path, data)
@@ -86,12 +86,12 @@ class Deployment:
         return state_text(deployed, one_pool=self._files.one_pool)
 
     def export(self) -> str:
-        """Return the text of the state of the chosen pools, without what others keep in the file."""
+        """Return the text of the state of the selected pools only."""
         recorded = tuple(self._recorded[pair.recorded.key] for pair in self.pairs if pair.recorded)
         return state_text(Deployed(recorded=recorded), one_pool=self._files.one_pool)
 
     def take_as_found(self) -> None:
-        """Record what was found on the hosts that were reached."""
+        """Record what the reachable hosts have."""
         for pair in self.pairs:
             seen = self.observed.get(pair.item.key)
             if isinstance(seen, LbError):
@@ -102,7 +102,7 @@ class Deployment:
                 self._recorded[pair.recorded.key] = replace(pair.recorded, **found)
 
     async def carry_out(self, steps: Sequence[Step], report: Report, *, pull: bool = False) -> None:
-        """Carry steps out, hosts side by side, and write the state after each; failures are in `errors`."""
+        """Execute steps, hosts in parallel, and write the state after each; failures are in `errors`."""
         from lbagent.apilb.hosts import PartlyDone, carry_out_all
 
         def done(step: Step, result: RecordedInstance | LbError | None) -> None:
@@ -122,7 +122,7 @@ class Deployment:
 
     @property
     def exit_code(self) -> int:
-        """The code of the errors; 1 when others were done."""
+        """The exit code of the errors; 1 when other steps were done."""
         return int(bool(self.errors)) if self.done else exit_code(self.errors)
 
     def _learn(self, step: Step, recorded: RecordedInstance | None) -> None:
@@ -159,6 +159,6 @@ def _content(path: str) -> bytes | None:
 
 
 def exit_code(errors: Iterable[LbError]) -> int:
-    """Return the code of errors that all have the same one, else 1; 0 when there is none."""
+    """Return the exit code if all errors have the same one, else 1; 0 without errors."""
     codes = {error.exit_code for error in errors}
     return codes.pop() if len(codes) == 1 else int(bool(codes))

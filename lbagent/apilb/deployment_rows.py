@@ -1,4 +1,4 @@
-"""What `lbagent apilb` prints, as rows of plain values. No secret is in them."""
+"""The rows that `lbagent apilb` prints, of plain values. They contain no secret."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def instance_row(instance: Instance) -> Row:
-    """Return an instance as it was understood."""
+    """Return an instance after inheritance and defaults."""
     return {
         "pool": instance.pool,
         "name": instance.name,
@@ -38,7 +38,7 @@ def step_row(step: Step) -> Row:
 
 
 def status_row(pair: Pair, seen: Sight, health: Mapping[InstanceKey, list[Row]]) -> Row:
-    """Return what a host has of an instance, and its servers; health that is not known is None."""
+    """Return what a host has of an instance, and its servers; unknown health is None."""
     item = pair.item
     unknown = {"up": None, "since": None, "last": None}
     servers = [{"address": each} | unknown for each in pair.wanted.servers] if pair.wanted else []
@@ -85,5 +85,5 @@ def _health_check(check: ProbeSpec) -> Row:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return seconds as pool files write them: `2s`, `250ms`."""
+    """Return seconds in the form of pool files: `2s`, `250ms`."""
     return f"{seconds:g}s" if seconds >= 1 or not seconds else f"{seconds * 1000:g}ms"

@@ -1,6 +1,6 @@
-"""haproxy.cfg of an instance (pure). TLS passes through; only the checks speak it.
+"""haproxy.cfg of an instance (pure). TLS passes through; only health checks use it.
 
-Source: flexkube's apiloadbalancer: by default exactly its directives. A health check and on-marked-down are ours.
+Source: flexkube's apiloadbalancer: by default exactly its directives. Health check and on-marked-down are lbagent's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from lbagent.apilb.files.field_values import parse_bind, parse_server
 from lbagent.apilb.instance import Instance, OnMarkedDown
 from lbagent.probes.probe_spec import ProbeSpec
 
-CONTAINER_FOLDER = "/usr/local/etc/haproxy"  # where a container has the folder of hostConfigPath
+CONTAINER_FOLDER = "/usr/local/etc/haproxy"  # mount point of the folder of hostConfigPath in a container
 _TEMPLATE = """\
 defaults
   mode tcp
@@ -31,7 +31,7 @@ backend kube-apiserver
 
 
 def haproxy_config(instance: Instance, *, ca_file: str = "") -> str:
-    """Return the text. `ca_file`: where HAProxy finds the file of the authorities, when it is not the path of the pool file."""
+    """Return the text. `ca_file`: the path of the CA file for HAProxy, if it differs from the pool file's."""
     check = instance.health_check or ProbeSpec()
     backend = [f"option httpchk GET {check.path} HTTP/1.1", f"http-check send hdr Host {check.host}"]
     if instance.health_check:
@@ -48,9 +48,9 @@ def haproxy_config(instance: Instance, *, ca_file: str = "") -> str:
 
 
 def container_config(instance: Instance) -> str:
-    """Return the text for a container, which has the folder of hostConfigPath at CONTAINER_FOLDER and no other file.
+    """Return the text for a container, which has only the folder of hostConfigPath, at CONTAINER_FOLDER.
 
-    Raises ValueError when the file of the authorities is not below that folder.
+    Raises ValueError if the CA file is not below that folder.
     """
     ca_file = instance.health_check.ca_file if instance.health_check else ""
     if not ca_file:
@@ -58,21 +58,23 @@ def container_config(instance: Instance) -> str:
     folder = posixpath.dirname(posixpath.normpath(instance.host_config_path))
     inside = posixpath.relpath(ca_file, folder)
     if inside.startswith("../"):
-        raise ValueError(f"healthCheck.caFile {ca_file} is not in {folder}, the one folder that the container has")
+        raise ValueError(
+            f"healthCheck.caFile {ca_file} is not in {folder}, the only folder that is mounted into the container"
+        )
     return haproxy_config(instance, ca_file=f"{CONTAINER_FOLDER}/{inside}")
 
 
 def _bind(text: str) -> str:
-    """Return the bind as it is written, as HAProxy has `*` and no unspecified address."""
+    """Return the bind as written: HAProxy has `*` for the unspecified address."""
     return text if ":" not in parse_bind(text).host else str(parse_bind(text))
 
 
 def _server(instance: Instance, text: str) -> str:
-    """Return HOST:PORT. Without a port it is the bind's: HAProxy would take the client's, but refuses to check then."""
+    """Return HOST:PORT, with the bind's port if there is none: without one HAProxy would use the client's port, and no check."""
     server = parse_server(text)
     return str(server if server.port else server._replace(port=parse_bind(instance.bind_address).port))
 
 
 def _time(seconds: float) -> str:
-    """Return a time as HAProxy reads it: whole seconds or milliseconds."""
+    """Return a time in HAProxy's form: whole seconds or milliseconds."""
     return f"{seconds:.0f}s" if seconds == int(seconds) else f"{round(seconds * 1000)}ms"

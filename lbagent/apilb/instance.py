@@ -1,6 +1,6 @@
 """A load balancer of API servers as pool files define it, after inheritance and defaults. Times are in seconds.
 
-Source: flexkube's apiloadbalancer package, whose keys these are in snake case; mode, health check and what follows are ours.
+Source: flexkube's apiloadbalancer package, with its keys in snake case; mode, health check and the fields after it are lbagent's.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from lbagent.probes.probe_spec import ProbeSpec
 
 DEFAULT_NAME = "api-loadbalancer-haproxy"
 DIRECT = "direct"  # this host
-DOCKER_HOST = "unix:///var/run/docker.sock"  # of podman, too
+DOCKER_HOST = "unix:///var/run/docker.sock"  # also podman's
 
 
 class Mode(StrEnum):
-    """Who serves a bind address."""
+    """What serves a bind address."""
 
     HAPROXY = "haproxy"
     NATIVE = "native"
 
 
 class OnMarkedDown(StrEnum):
-    """What becomes of connections to a server that is found down."""
+    """What happens to connections to a server that is down."""
 
     KEEP = "keep"
     RESET = "reset"
 
 
 class Secret:
-    """A password or a private key; its text is in no representation, so in no log, plan or state."""
+    """A password or a private key; no representation contains its text, so no log, plan or state does."""
 
     __slots__ = ("_text",)
 
@@ -62,7 +62,7 @@ class InstanceKey(NamedTuple):
 
 
 class SshAccess(Struct, frozen=True, kw_only=True):
-    """How a host is reached by ssh."""
+    """The access to a host by ssh."""
 
     address: str
     user: str = "root"
@@ -84,7 +84,7 @@ class SshAccess(Struct, frozen=True, kw_only=True):
 
 
 class Instance(Struct, frozen=True, kw_only=True):
-    """One load balancer on one host, with all that its pool gives it."""
+    """One load balancer on one host, with the values inherited from its pool."""
 
     pool: str
     name: str = DEFAULT_NAME
@@ -94,14 +94,14 @@ class Instance(Struct, frozen=True, kw_only=True):
     servers: tuple[str, ...]  # HOST or HOST:PORT
     host_config_path: str
     ssh: SshAccess | None = None  # None: this host
-    health_check: ProbeSpec | None = None  # None: none is given; native mode takes the defaults then
+    health_check: ProbeSpec | None = None  # None: not given; native mode uses the defaults
     on_marked_down: OnMarkedDown = OnMarkedDown.KEEP
     docker_host: str = DOCKER_HOST
     post_start: tuple[str, ...] = ()  # argv, run on the host after a container was started
 
     @property
     def host(self) -> str:
-        """Return the host as plans name it."""
+        """Return the host's name in plans."""
         return host_text(self.ssh)
 
     @property
@@ -116,5 +116,5 @@ class Instance(Struct, frozen=True, kw_only=True):
 
 
 def host_text(ssh: SshAccess | None) -> str:
-    """Return the host as plans name it: `direct` or `ssh://USER@ADDRESS:PORT`."""
+    """Return the host's name in plans: `direct` or `ssh://USER@ADDRESS:PORT`."""
     return str(ssh) if ssh else DIRECT

@@ -1,7 +1,7 @@
-"""The steps after which hosts match the pool files (pure): wanted, recorded and observed instances become steps.
+"""The steps that make hosts match the pool files (pure), computed from desired, recorded and observed instances.
 
-A container is ours when the state has its id, or when its label names our pool. What is not ours is never touched: a create
-runs into its name, and is refused. A file that is not ours is refused here.
+A container is lbagent's if the state has its id, or if its label names the pool. Other containers are never changed: a create
+conflicts with the name, and is refused. A file that is not lbagent's is refused here.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from lbagent.apilb.native_file import HEADER, native_file
 from lbagent.apilb.plan_records import GONE, RUNNING, Action, Change, Observed, RecordedInstance, Step
 from lbagent.errors import ConfigError, LbError, Refused
 
-Sight = Observed | LbError  # what was found, or why nothing was
+Sight = Observed | LbError  # what was found, or the reason why nothing was
 
 
 class Pair(NamedTuple):
-    """An instance as wanted and as recorded; one of them may be missing."""
+    """A desired and a recorded instance; one of them may be missing."""
 
     wanted: Instance | None
     recorded: RecordedInstance | None
 
     @property
     def item(self) -> Instance | RecordedInstance:
-        """Return what is to be observed: with the access of the pool files, where they have one."""
+        """Return the item to observe: with the access of the pool files, if they have one."""
         found = self.wanted or self.recorded
         assert found is not None
         return found
 
 
 def paired(instances: Sequence[Instance], recorded: Sequence[RecordedInstance]) -> list[Pair]:
-    """Return the pairs of one instance each; those that are only recorded come first, as they are removed first.
+    """Return a pair for each instance; pairs without a desired one come first, as they are removed first.
 
-    Another user, port or key is another way to the same host: the address and the name decide.
+    User, port and key do not distinguish hosts: the address and the name decide.
     """
     left = {each.key: each for each in recorded}
     found: dict[InstanceKey, RecordedInstance] = {}
@@ -49,7 +49,7 @@ def paired(instances: Sequence[Instance], recorded: Sequence[RecordedInstance]) 
 
 
 def plan_steps(pairs: Sequence[Pair], observed: Mapping[InstanceKey, Sight] | None) -> tuple[list[Step], list[LbError]]:
-    """Return the steps, and why other steps are unknown. Without `observed` the state is trusted."""
+    """Return the steps, and the reasons why other steps are unknown. Without `observed` the state is trusted."""
     steps: list[Step] = []
     errors: dict[str, LbError] = {}
     for pair in pairs:
@@ -64,7 +64,7 @@ def plan_steps(pairs: Sequence[Pair], observed: Mapping[InstanceKey, Sight] | No
 
 
 def as_recorded(recorded: RecordedInstance | None) -> Observed:
-    """Return what is there if nothing has changed since the state was written."""
+    """Return what exists if nothing has changed since the state was written."""
     if recorded is None:
         return Observed()
     return Observed(
@@ -93,7 +93,7 @@ def _step(pair: Pair, seen: Observed) -> Step:
     else:
         action, changes = _decide(pair.wanted, pair.recorded, seen)
     recorded = pair.recorded
-    if recorded is None and action is not Action.CREATE:  # ours by its label: the state was lost
+    if recorded is None and action is not Action.CREATE:  # lbagent's by its label: the state was lost
         recorded = found_instance(item, seen)
     return Step(
         pool=item.pool,
@@ -119,7 +119,7 @@ def _decide(wanted: Instance, recorded: RecordedInstance | None, seen: Observed)
     status = () if seen.status == RUNNING and ours else (Change("status", seen.status if ours else GONE, RUNNING),)
     if recorded is None and file and not is_left_by_us(wanted.mode, seen):
         raise Refused(
-            f"{wanted.host_config_path} on {wanted.host} is there and was not written by lbagent; it stays as it is: "
+            f"{wanted.host_config_path} on {wanted.host} exists and was not written by lbagent; it is not changed: "
             f"move it away, or give {wanted.name} (pool {wanted.pool}) another hostConfigPath"
         )
     if wanted.mode is Mode.NATIVE:
@@ -150,14 +150,14 @@ def _file_change(seen: Observed, text: str) -> tuple[Change, ...]:
 
 
 def _reload(recorded: RecordedInstance | None, text: str) -> tuple[Change, ...]:
-    """Return what is left of an apply that was cut off between writing the file and telling HAProxy."""
+    """Return the rest of an apply that was interrupted between writing the file and reloading HAProxy."""
     if recorded is None or recorded.config_text == text:
         return ()
     return (Change("reload", "unknown", "done"),)
 
 
 def _moved(wanted: Instance, recorded: RecordedInstance) -> tuple[Change, ...]:
-    """Return what sends an instance to another place: the old one has to be removed there."""
+    """Return the changes that move an instance to another place: the old one must be removed there."""
     fields = [("mode", str(recorded.mode), str(wanted.mode))]
     fields.append(("hostConfigPath", recorded.host_config_path, wanted.host_config_path))
     if wanted.mode is recorded.mode is Mode.HAPROXY:
@@ -166,7 +166,7 @@ def _moved(wanted: Instance, recorded: RecordedInstance) -> tuple[Change, ...]:
 
 
 def _different(wanted: Instance, recorded: RecordedInstance | None, seen: Observed) -> tuple[Change, ...]:
-    """Return what a container cannot change while it is there."""
+    """Return the changes that an existing container cannot get."""
     as_made = (
         recorded.image if recorded and recorded.image and recorded.container_id == seen.container_id else seen.image
     )
@@ -187,26 +187,26 @@ def _is_ours(recorded: RecordedInstance | None, seen: Observed) -> bool:
 
 
 def is_left_by_us(mode: Mode, seen: Observed) -> bool:
-    """Return whether what is there may be replaced although no state has it: an apply was cut off, or its state was lost."""
+    """Return whether a file may be replaced although no state has it: an apply was interrupted, or its state was lost."""
     return (seen.ours and mode is Mode.HAPROXY) or seen.file_text is None or is_ours_file(mode, seen.file_text)
 
 
 def is_ours_file(mode: Mode, text: str) -> bool:
-    """Return whether a file looks as lbagent, or flexkube, writes it."""
+    """Return whether a file has the form that lbagent or flexkube writes."""
     if mode is Mode.NATIVE:
         return text.startswith(HEADER)
     return "\nfrontend kube-apiserver\n" in text and "\nbackend kube-apiserver\n" in text
 
 
 def _full_image(text: str) -> str:
-    """Return the name of an image as runtimes complete it: podman shows docker.io/library/haproxy:latest for haproxy."""
+    """Return the full name of an image: podman shows docker.io/library/haproxy:latest for haproxy."""
     for prefix in ("docker.io/library/", "docker.io/", "localhost/"):
         text = text.removeprefix(prefix)
     return text if ":" in text.rpartition("/")[2] or "@" in text else f"{text}:latest"
 
 
 def found_instance(item: Instance | RecordedInstance, seen: Observed) -> RecordedInstance:
-    """Return the record of what was found, for the state."""
+    """Return the record of an observed instance, for the state."""
     return RecordedInstance(
         pool=item.pool,
         name=item.name,

@@ -7,7 +7,10 @@ import json
 from lbagent.apilb.instance import Instance
 from lbagent.probes.probe_spec import ProbeSpec
 
-HEADER = "# Written by lbagent apilb; the agent of this host reads it. An edit is drift, which the next apply mends.\n"
+HEADER = (
+    "# Written by lbagent apilb; the agent of this host reads it. "
+    "An edit is drift, which the next apply mends.\n"  # plain words: hosts have this text
+)
 
 
 def native_file(instance: Instance) -> str:

@@ -1,4 +1,4 @@
-"""Records of a plan: the instances in the state, what a host was found to have, and the steps."""
+"""Records of a plan: the instances in the state, what a host has, and the steps."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from msgspec import Struct
 
 from lbagent.apilb.instance import DOCKER_HOST, Instance, InstanceKey, Mode, SshAccess, host_text
 
-GONE = "gone"  # the status of a container, or of a file of native mode, that is not there
-RUNNING = "running"  # of a container; also of a file of native mode that is there
+GONE = "gone"  # the status of a missing container, or of a missing file of native mode
+RUNNING = "running"  # of a container; also of an existing file of native mode
 
 
 class Action(StrEnum):
-    """What a step does on its host."""
+    """The action of a step on its host."""
 
-    CREATE = "create"  # nothing of ours is there: file, then container, then start; a name that is taken is refused
-    UPDATE = "update"  # file by rename, then SIGUSR2; a container that does not run is started
-    RECREATE = "recreate"  # remove the container of `recorded` (if it is ours), then create
-    START = "start"  # file and container are as wanted
+    CREATE = "create"  # nothing of lbagent's exists: file, then container, then start; a name in use is refused
+    UPDATE = "update"  # file by rename, then SIGUSR2; a stopped container is started
+    RECREATE = "recreate"  # remove the container of `recorded` (if it is lbagent's), then create
+    START = "start"  # file and container match
     REMOVE = "remove"  # stop and remove the container of `recorded`, and its file
     NONE = "none"
 
 
 class Change(Struct, frozen=True):
-    """What differs in one field."""
+    """The difference in one field."""
 
     field: str
     old: str
@@ -32,7 +32,7 @@ class Change(Struct, frozen=True):
 
 
 class RecordedInstance(Struct, frozen=True, kw_only=True):
-    """An instance as the state has it: as it was last made."""
+    """An instance in the state: as it was last deployed."""
 
     pool: str
     name: str
@@ -42,12 +42,12 @@ class RecordedInstance(Struct, frozen=True, kw_only=True):
     mode: Mode = Mode.HAPROXY
     host_config_path: str = ""
     config_text: str = ""  # the file as last written
-    ssh: SshAccess | None = None  # its secrets are not in the state; those of the pool files are put in
+    ssh: SshAccess | None = None  # the state has no secrets; those of the pool files are added
     docker_host: str = DOCKER_HOST
 
     @property
     def host(self) -> str:
-        """Return the host as plans name it."""
+        """Return the host's name in plans."""
         return host_text(self.ssh)
 
     @property
@@ -57,7 +57,7 @@ class RecordedInstance(Struct, frozen=True, kw_only=True):
 
 
 class Observed(Struct, frozen=True, kw_only=True):
-    """What a host has under the name and the path of an instance. In native mode there is the file alone."""
+    """What a host has under the name and the path of an instance. In native mode only the file exists."""
 
     container_id: str = ""
     status: str = GONE  # gone, running, exited, ...
@@ -68,15 +68,15 @@ class Observed(Struct, frozen=True, kw_only=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """What is to be done for one instance."""
+    """The step for one instance."""
 
     pool: str
     name: str
     host: str
     action: Action
     changes: tuple[Change, ...] = ()
-    instance: Instance | None = None  # what is wanted; None: remove
-    recorded: RecordedInstance | None = None  # what is there, by the state or by what was found
+    instance: Instance | None = None  # the desired instance; None: remove
+    recorded: RecordedInstance | None = None  # the existing instance, from the state or as observed
 
     @property
     def key(self) -> InstanceKey:

@@ -28,7 +28,7 @@ VERBS = {
     "status": ("lbagent.cli.verbs.status:status", "Show whether the agent is ready, and what is wrong."),
     "plan": (
         "lbagent.cli.verbs.plan:plan",
-        "Show the map entries that manifests stand for; needs no agent and no root.",
+        "Show the map entries of manifests; needs no agent and no root.",
     ),
     "render": (
         "lbagent.cli.verbs.render:render",
@@ -55,12 +55,12 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 class _ReaderLeft(Exception):
-    """The reader of our output has closed it."""
+    """The reader of stdout closed the pipe."""
 
 
 @contextmanager
 def _broken_pipe_kept_from_click() -> Iterator[None]:
-    """Click would make a failure of `lbagent svc list | head -1`."""
+    """Mark a closed pipe: click would end `lbagent svc list | head -1` with an error."""
     try:
         yield
     except BrokenPipeError as error:
@@ -71,7 +71,7 @@ class LazyGroup(click.Group):
     """A group whose commands are imported one by one."""
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
-        """Read the arguments; --help prints."""
+        """Parse the arguments; --help prints the help text and ends."""
         with _broken_pipe_kept_from_click():
             return super().make_context(*arguments, **options)
 
@@ -98,7 +98,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest a near name for an unknown one; click only knows commands it holds itself."""
+        """Suggest a similar name for an unknown one; click would search only commands that are imported."""
         if args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
             import difflib
 
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:  # let it go: the interpreter would complain at exit and make 120 of the code
+        except OSError:  # the interpreter would print an error at exit and change the exit code to 120
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)
 
@@ -154,7 +154,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 0
     except LbError as error:
         return _fail(error, error.exit_code)
-    except BaseExceptionGroup as group:  # what a TaskGroup makes of an error
+    except BaseExceptionGroup as group:  # a TaskGroup wraps an error
         found = _first(group)
         return _fail(found or group, found.exit_code if isinstance(found, LbError) else 1)
     except Exception as error:  # noqa: BLE001 - the last door: an operator is not shown a traceback
@@ -175,7 +175,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> Exception | None:
 
 
 def _settle_streams() -> None:
-    """Let no stream fail for its own sake: a closed one is /dev/null, what its encoding lacks is written as an escape."""
+    """Replace a closed stream by /dev/null; write characters that an encoding lacks as escapes."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
@@ -197,7 +197,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def _defect(error: BaseException) -> str:
-    """Return a sentence about an unforeseen error: what and where, for a bug report."""
+    """Return a sentence about an unexpected error: what and where, for a bug report."""
     import traceback
 
     while isinstance(error, BaseExceptionGroup):
@@ -213,7 +213,7 @@ def _fail(error: BaseException, code: int) -> int:
         import traceback
 
         traceback.print_exception(error)
-    with suppress(OSError):  # without stderr there is still the exit code
+    with suppress(OSError):  # without stderr the exit code remains
         click.echo(f"error: {_sentence(error)}", err=True)
     return code
 

@@ -1,4 +1,4 @@
-"""Options several commands share."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lbagent.errors import LbError
 F = TypeVar("F", bound=Callable[..., Any])
 
 FITTING = (
-    "Format of the output. A table cuts long names to fit the terminal, else 80 columns ($COLUMNS says another number); all other"
-    " formats have them whole."
+    "Format of the output. A table cuts long names to fit the terminal, else 80 columns ($COLUMNS sets another number); all other"
+    " formats print them in full."
 )
 _ASK_S = 2.0
 
@@ -55,7 +55,7 @@ def agent_pins_option(command: F) -> F:
 
 
 def pins_option(command: F) -> F:
-    """Add --bpffs for commands that read the maps; not given, it is where the agent that answers has its pins."""
+    """Add --bpffs for commands that read the maps; the default is the folder of the running agent's pins."""
 
     @agent_pins_option
     @functools.wraps(command)
@@ -66,7 +66,7 @@ def pins_option(command: F) -> F:
 
 
 def pins_of_the_agent() -> str:
-    """Return where the running agent has its pins, else the default."""
+    """Return the folder of the running agent's pins, else the default."""
     try:
         return str(AgentClient(timeout_s=_ASK_S).status()["bpffs"]) or DEFAULT_BPFFS
     except LbError:
@@ -74,7 +74,7 @@ def pins_of_the_agent() -> str:
 
 
 def form_option(*forms: str, text: str = "Format of the output.") -> Callable[[F], F]:
-    """Add -o with these words, the first one the default."""
+    """Add -o with these words; the first one is the default."""
     return click.option(
         "-o",
         "--output",

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 GAP = "   "
-WIDTH = 80  # columns that a table should fit into when no terminal says its own
-LEAST_CUT = 12  # characters that are left of a cell that is cut
+WIDTH = 80  # width of a table in columns when no terminal reports its own
+LEAST_CUT = 12  # characters that remain of a cut cell
 FORMATS = ("table", "wide", "json", "yaml", "name")
-WATCH_RETRY_DELAY_S = 1.0  # while watching, after the agent went away
-POLL_S = 2.0  # how long `| head -1` may hang: only between two polls a reader that left is seen
+WATCH_RETRY_DELAY_S = 1.0  # while watching, after the agent ended
+POLL_S = 2.0  # how long `| head -1` may hang: only a poll detects a closed pipe
 REFRESH_S = 30.0  # flows change without a generation
 
 
@@ -43,7 +43,7 @@ class Column(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """How one kind of row is shown. `name` is the line of -o name, `key` tells rows apart while watching."""
+    """How one kind of row is shown. `name` is the line of -o name, `key` identifies a row while watching."""
 
     columns: Sequence[Column]
     name: Callable[[Row], str]
@@ -51,14 +51,14 @@ class Listing(NamedTuple):
 
 
 def columns_of(fields: ListedFields[Any], rows: Sequence[Row] = (), *, always: bool = False) -> list[Column]:
-    """Return the columns of a list, for these rows; `always` also those that only some rows need."""
+    """Return the columns of a list for these rows; `always` includes those that only some rows need."""
     return [
         Column(each.title, each.cell_of, each.wide if always else each.is_wide(rows), each.cut) for each in fields.shown
     ]
 
 
 class Style(NamedTuple):
-    """What the output options say."""
+    """The values of the output options."""
 
     form: str = "table"
     headers: bool = True
@@ -93,12 +93,12 @@ def document(value: object, form: str) -> None:
 
 
 def _unicode() -> bool:
-    """Say whether stdout takes every character; else JSON and YAML write their own escapes."""
+    """Return whether stdout can encode every character; else JSON and YAML write their own escapes."""
     return (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
 def say_nothing_found(what: str, rows: list[Row], asked: dict[str, str], style: Style) -> None:
-    """Say on stderr that no row is what was asked for; an unfiltered list, JSON and names speak for themselves."""
+    """Print on stderr that no row matches the filters; for an unfiltered list, JSON and names print nothing."""
     given = [f"{name} {value}" for name, value in asked.items() if value]
     if given and not rows and style.form in ("table", "wide"):
         click.echo(f"no {what} with {', '.join(given)} is served here", err=True)
@@ -107,7 +107,7 @@ def say_nothing_found(what: str, rows: list[Row], asked: dict[str, str], style: 
 def table(columns: Sequence[Column], rows: Iterable[Row], *, wide: bool, headers: bool, fit: bool = False) -> list[str]:
     """Return the lines of a table; the last column is not padded, an empty cell is `-`.
 
-    With `fit`, columns move together where the table would be too wide, and then cells are cut.
+    With `fit`, a table that is too wide gets narrower gaps first, then cut cells.
     """
     shown = [column for column in columns if wide or not column.wide]
     grid = [[cell(column.value(row)) for column in shown] for row in rows]
@@ -119,7 +119,7 @@ def table(columns: Sequence[Column], rows: Iterable[Row], *, wide: bool, headers
 
 
 def _fit(grid: list[list[str]], widths: list[int], cut: list[bool]) -> str:
-    """Return the widest gap with which a table fits; when none does, cut the cells of one column, as far as LEAST_CUT."""
+    """Return the widest gap with which a table fits; when none does, cut the cells of one column, down to LEAST_CUT."""
     width = _output_width()
     for gap in (GAP, GAP[:2], GAP[:1]):
         if sum(widths) + len(gap) * (len(widths) - 1) <= width:
@@ -156,7 +156,7 @@ def cell(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text that stays in its line and moves no cursor, whatever a manifest calls itself."""
+    """Return a text without line breaks and terminal controls: names come from manifests."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
@@ -181,7 +181,7 @@ def natural(value: object) -> tuple[tuple[int, int, str], ...]:
 
 
 def watch(client: AgentClient, fetch: Callable[[], list[Row]], listing: Listing, style: Style) -> None:
-    """Print the rows, then each row again when it changed, until interrupted. Outlives a restart of the agent."""
+    """Print the rows, then each row again when it changed, until interrupted. Continues over a restart of the agent."""
     generation = client.status()["generation"]
     known: dict[object, Row] = {}
     first = True
@@ -207,7 +207,7 @@ def _until_change(client: AgentClient, generation: int) -> int:
 
 
 def _require_reader() -> None:
-    """Raise BrokenPipeError when the reader of our output has left: without a change nothing is written, and no error seen."""
+    """Raise BrokenPipeError when the reader of stdout closed it: without a change nothing is written, so no write fails."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)

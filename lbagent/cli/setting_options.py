@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def setting_options(*fields: str) -> Callable[[F], F]:
     """Add --config and a flag for each key (or only for these fields); the command gets them as keyword arguments.
 
-    A flag that is not given is None (or ()), so that environment and file can speak.
+    A flag that is not given is None (or ()), so that environment and file set the value.
     """
 
     def decorate(command: F) -> F:
@@ -33,10 +33,10 @@ def setting_options(*fields: str) -> Callable[[F], F]:
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists the settings in groups; its other options come last."""
+    """A command whose help lists the settings in groups, and its other options last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write one section for each group that the command has options of."""
+        """Write one section for each group of which the command has options."""
         left = {param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))}
         for title, group in grouped_options().items():
             names = [name.field for option in group for name in option.names]
@@ -74,7 +74,7 @@ def _flag(option: Option, as_name: Name) -> Callable[[F], F]:
 
 
 def other_name_help(option: Option) -> str:
-    """Return what is said of kube-proxy's name of a setting."""
+    """Return the help text of kube-proxy's name of a setting."""
     return f"kube-proxy's name of {option.flag}. Give one of the two."
 
 

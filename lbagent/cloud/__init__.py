@@ -1,5 +1,5 @@
 """Load balancers of Services: `provider_api` is what a provider implements, `builtin` and `edge` are providers.
 
-`controller` is `lbagent cloud run`; `cloud plan` uses the pure modules of this folder and the same rules. Plug-ins import
-`lbagent.cloud.provider` alone. Which address of a pool a Service gets is in `pools`; announcing is in `announce`.
+`controller` is `lbagent cloud run`; `cloud plan` uses the pure modules of this folder and the same rules. Plug-ins import only
+`lbagent.cloud.provider`. Allocation of addresses is in `pools`; announcing is in `announce`.
 """

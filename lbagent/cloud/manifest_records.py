@@ -1,4 +1,4 @@
-"""Records of providers made from decoded manifests (pure): `cloud plan` gives them to the rules that `cloud run` uses."""
+"""Converts decoded manifests to records for providers (pure): `cloud plan` passes them to the rules that `cloud run` uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lbagent.cloud.provider_api.provider_records import Ingress, LoadBalancerSta
 from lbagent.model.address import format_ip
 from lbagent.objects import records
 
-UNKNOWN_UID = "<uid>"  # in the name of a balancer whose Service has no UID in its manifest
+UNKNOWN_UID = "<uid>"  # in the name of a balancer whose manifest has no UID
 BalancerName = Callable[[Service], str]
 
 
@@ -57,5 +57,5 @@ def node_record(raw: records.Node) -> Node:
 
 
 def planned_name(name: BalancerName, service: Service) -> str:
-    """Return what a provider will call the balancer; a UID that the manifest does not have is `<uid>` in it."""
+    """Return the balancer's name at a provider; a UID that the manifest lacks is `<uid>` in it."""
     return name(service if service.uid else replace(service, uid=UNKNOWN_UID))

@@ -12,7 +12,7 @@ from lbagent.model.address import format_ip
 
 
 class Action(StrEnum):
-    """What would be done."""
+    """The planned action."""
 
     ENSURE = "ensure"
     DELETE = "delete"
@@ -30,7 +30,7 @@ class PlannedMapping(Struct, frozen=True):
 
 
 class PlannedBalancer(Struct, frozen=True, kw_only=True):
-    """A row. `service` is NAMESPACE/NAME, `name` what the provider calls the balancer, `nodes` where its packets may go."""
+    """A row. `service` is NAMESPACE/NAME, `name` the balancer's name at the provider, `nodes` the targets of its packets."""
 
     service: str
     action: Action

@@ -1,4 +1,4 @@
-"""Provider `pool`: addresses of one's own pools, as MetalLB and kube-vip give them (pure)."""
+"""Provider `pool`: addresses of the operator's pools, as in MetalLB and kube-vip (pure)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lbagent.pools.read_pools import PoolsFile
 
 
 def plan(file: PoolsFile, objects: ObjectSnapshot, lb_class: str, name: BalancerName) -> list[PlannedBalancer]:
-    """Return what each Service would get, by namespace and name. What is in its status it has already."""
+    """Return what each Service would get, by namespace and name. The addresses in its status are its own."""
     nodes = tuple(node.name for node in balanced_nodes(map(node_record, objects.nodes.values())))
     actions = {key: action_of(service, lb_class) for key, service in objects.services.items()}
     requests = [
@@ -74,7 +74,7 @@ def address_request_of(service: Service) -> AddressRequest:
 
 
 def taken_addresses(objects: ObjectSnapshot, requesting: set[str]) -> Mapping[bytes, str]:
-    """Return the addresses in use: of nodes, externalIPs, and of Services that request none from these pools."""
+    """Return the addresses in use: of nodes, externalIPs, and of Services that use no pool."""
     taken: dict[bytes, str] = {}
     for service in objects.services.values():
         held = service.balancer.status if service.balancer and service.key not in requesting else ()
@@ -87,7 +87,7 @@ def taken_addresses(objects: ObjectSnapshot, requesting: set[str]) -> Mapping[by
 
 
 def pool_rows(file: PoolsFile, objects: ObjectSnapshot) -> list[dict[str, Any]]:
-    """Return a row for each pool and family: how many addresses it can give out, and how many are in use."""
+    """Return a row for each pool and family: how many addresses it has, and how many are in use."""
     used = taken_addresses(objects, set())
     rows: list[dict[str, Any]] = []
     for pool in file.pools:

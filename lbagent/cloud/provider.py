@@ -1,9 +1,9 @@
-"""The plug-in API of providers of load balancers: everything that a plug-in imports.
+"""The plug-in API for providers of load balancers: everything that a plug-in imports.
 
 A plug-in is an entry point of the group `lbagent.cloud_providers`; its value is a factory, `factory(config: str | None) ->
 CloudProvider`, which gets the text of the `--config` file (None without one) and raises ConfigError for a wrong one, with
-`line` and, in the place of the file's name, `file=CONFIG`. The functions of a provider run on the controller's event loop: what
-blocks belongs in a thread. Source: k8s.io/cloud-provider, cloud.go (behaviour).
+`line` and, as a placeholder for the file's name, `file=CONFIG`. The functions of a provider run on the controller's event loop: run
+blocking calls in a thread. Source: k8s.io/cloud-provider, cloud.go (behaviour).
 """
 
 from __future__ import annotations

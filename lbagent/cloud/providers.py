@@ -1,4 +1,4 @@
-"""The providers by name: those that are here, and plug-ins by the entry points of `lbagent.cloud_providers`."""
+"""The providers by name: built-in ones, and plug-ins by the entry points of `lbagent.cloud_providers`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Plan = Callable[
 
 
 class Provider(NamedTuple):
-    """A provider: one sentence about it, its factory, and what makes its plan from a configuration file ('' = none)."""
+    """A provider: one sentence about it, its factory, and the function that plans from a configuration file ('' = none)."""
 
     summary: str
     load: Callable[[], Factory]
@@ -40,7 +40,7 @@ class Provider(NamedTuple):
 
 def _pool_plan(config: str) -> Plan:
     if not config:
-        raise ConfigError("provider pool needs the file that names its pools", file=CONFIG)
+        raise ConfigError("provider pool needs the pools file", file=CONFIG)
     file = read_pools(config)
     name = PoolBalancers(file).name
     return lambda objects, lb_class, cluster: pool_provider.plan(file, objects, lb_class, partial(name, cluster))
@@ -63,7 +63,7 @@ def _fake_plan(path: str) -> Plan:
 
 
 def _plug_in_plan(provider_name: str, load: Callable[[], Factory], path: str) -> Plan:
-    """Return the plan of a provider that is made from its file, and not initialized."""
+    """Return the plan of a provider that is created from its file, and not initialized."""
     balancers = make_provider(provider_name, load(), read_text_of(path), path).load_balancer()
     if balancers is None:
         return _no_plan(provider_name)
@@ -78,30 +78,30 @@ def _edge_plan(path: str) -> Plan:
 
 
 def _baremetal() -> Factory:
-    from lbagent.cloud.builtin.baremetal_provider import BaremetalProvider  # with pyroute2, which the others do without
+    from lbagent.cloud.builtin.baremetal_provider import (
+        BaremetalProvider,
+    )  # imports pyroute2, which the others do not need
 
     return BaremetalProvider
 
 
 BUILTIN = {
-    "none": Provider("No balancers: Services stay as they are.", lambda: NoneProvider, lambda _: _no_plan("none")),
-    "pool": Provider("Addresses of pools, named in the file of --config.", lambda: PoolProvider, _pool_plan),
+    "none": Provider("No balancers: Services are not changed.", lambda: NoneProvider, lambda _: _no_plan("none")),
+    "pool": Provider("Addresses of the pools in the --config file.", lambda: PoolProvider, _pool_plan),
     "edge": Provider(
         "Port mappings at the router of a home or branch (UPnP IGD, NAT-PMP).", lambda: EdgeProvider, _edge_plan
     ),
     "baremetal": Provider(
-        "Machines of the inventory in --config behind Nodes, and routes to their pods.",
+        "Machines of Nodes from the inventory in --config, and routes to their pods.",
         _baremetal,
         lambda _: _no_plan("baremetal"),
     ),
-    "fake": Provider(
-        "Records what it is asked for, and answers as --config says: for tests.", lambda: FakeProvider, _fake_plan
-    ),
+    "fake": Provider("Records calls and returns the answers in --config: for tests.", lambda: FakeProvider, _fake_plan),
 }
 
 
 def provider(name: str) -> Provider:
-    """Return a provider. Raises ConfigError for one that is not there (it names those that are) or is there twice."""
+    """Return a provider. Raises ConfigError for an unknown name (with the known ones) or an ambiguous one."""
     plug_ins = [each for each in _plug_ins() if each.name == name]
     if len(plug_ins) + (name in BUILTIN) > 1:
         places = ["lbagent itself"] * (name in BUILTIN) + [_place(each) for each in plug_ins]
@@ -128,7 +128,7 @@ def summaries() -> dict[str, str]:
 
 @contextmanager
 def with_file_name(path: str) -> Iterator[None]:
-    """Put the file's name into a ConfigError that a factory raises for its text, which has CONFIG in its place."""
+    """Replace CONFIG by the file's name in a ConfigError of a factory."""
     try:
         yield
     except ConfigError as error:
@@ -138,7 +138,7 @@ def with_file_name(path: str) -> Iterator[None]:
 
 
 def make_provider(name: str, factory: Factory, text: str | None, path: str) -> CloudProvider:
-    """Return a provider made from the text of its file (None: no file). Raises ConfigError."""
+    """Return a provider created from the text of its file (None: no file). Raises ConfigError."""
     try:
         with with_file_name(path):
             made = factory(text)
@@ -149,12 +149,12 @@ def make_provider(name: str, factory: Factory, text: str | None, path: str) -> C
     except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
         raise ConfigError(f"could not init cloud provider {name!r}: {type(error).__name__}: {error}") from None
     if not isinstance(made, CloudProvider):
-        raise ConfigError(f"--provider: {name!r} gave a {type(made).__name__}, no CloudProvider")
+        raise ConfigError(f"--provider: {name!r} returned a {type(made).__name__}, not a CloudProvider")
     return made
 
 
 def _plug_ins() -> list[EntryPoint]:
-    """Return every plug-in; a package that is found at two places of the path counts once."""
+    """Return every plug-in; a package found at two places of the path counts once."""
     found = {(each.name, each.value, each.dist.name if each.dist else ""): each for each in entry_points(group=GROUP)}
     return list(found.values())
 

@@ -1,4 +1,4 @@
-"""The requests that a provider would get, from manifests alone (pure): the plan for providers that have none of their own."""
+"""The requests that a provider would get, from manifests (pure): the plan for providers without their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lbagent.cloud.provider_api.provider_rules import balanced_nodes, checked_so
 from lbagent.cloud.service_rules import action_of
 from lbagent.objects.records import ObjectSnapshot, Service
 
-UNKNOWN = "the addresses are known when the provider is asked"
+UNKNOWN = "the addresses are known after a request to the provider"
 
 
 def plan(

@@ -7,13 +7,13 @@ from lbagent.objects.records import Service
 
 
 def action_of(service: Service, lb_class: str) -> tuple[Action, str]:
-    """Return what a provider that serves a class ('' = Services without one) does, before addresses matter, and why."""
+    """Return the action of a provider that serves a class ('' = Services without one), regardless of addresses, and the reason."""
     balancer = service.balancer
     if balancer is None:
         return Action.IGNORE, f"type {service.type}"
     if (
         service.type == "LoadBalancer" and balancer.load_balancer_class != lb_class
-    ):  # its finalizer is its provider's, too
+    ):  # its finalizer belongs to its provider too
         theirs = balancer.load_balancer_class
         return Action.IGNORE, f"loadBalancerClass {theirs}" if theirs else f"it has no loadBalancerClass {lb_class}"
     if not balancer.wanted:

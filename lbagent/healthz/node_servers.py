@@ -1,6 +1,6 @@
 """The ports of a node in a cluster: /healthz, /livez and /readyz, the metrics, and each Service's health check node port.
 
-A port that another process has (kube-proxy, before it is taken away) stops nothing: it is a problem, and tried again.
+A port that another process has (kube-proxy, before its removal) does not stop the agent: it is reported as a problem, and retried.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EVERY_ADDRESS = tuple(family.unspecified for family in Family)
 
 
 class NodeServers:
-    """Opens, follows and closes these ports."""
+    """Opens, updates and closes these ports."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class NodeServers:
         events: Sequence[EventSink] = (),
         is_ready: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`node_port_addresses` gives those that --nodeport-addresses chooses, None for all of the node's.
+        """`node_port_addresses` returns the addresses of --nodeport-addresses, None for all of the node's.
 
         `events` receives health check node ports that cannot be opened. `is_ready` returns whether the first full State is in
-        force and packets meet it.
+        force and programs process packets with it.
         """
         self._loop, self._plane = loop, plane
         self._node_name = config.name_of_node
@@ -62,7 +62,7 @@ class NodeServers:
         self._metrics: Listeners | None = None
 
     async def run(self, metrics: Handler) -> None:
-        """Serve for ever; `metrics` answers at the metrics port. The ports are closed at the end."""
+        """Serve until cancelled, then close the ports; `metrics` answers at the metrics port."""
         self._metrics = Listeners(metrics)
         try:
             while True:
@@ -78,7 +78,7 @@ class NodeServers:
                 await listeners.close()
 
     def problems(self) -> Iterator[tuple[str, str, bool]]:
-        """Yield (which port, why it is not open, whether a Service asks for it)."""
+        """Yield (port, why it is not open, whether it belongs to a Service)."""
         for what, listeners in (("/healthz", self._healthz), ("metrics", self._metrics)):
             for address, why in (listeners.problems if listeners else {}).items():
                 yield f"{what} {address}", why, False
@@ -89,7 +89,7 @@ class NodeServers:
         return SyncProgress(self._runner.in_force_at, self._runner.pending_since)
 
     def _is_eligible(self) -> bool:
-        """Return whether the node should get traffic: it does not go away, and the API server knows it."""
+        """Return whether the node should get traffic: it is not being removed, and the API server has it."""
         node = self._loop.inbox.store.get("Node", self._node_name)
         if isinstance(node, Node):
             return not node.leaves

@@ -1,9 +1,9 @@
-"""/healthz and /livez: whether the proxy of a node keeps up, and whether the node should be sent traffic. /readyz: the first sync.
+"""/healthz and /livez: whether the node's proxy keeps up, and whether the node should get traffic. /readyz: the first sync.
 
-Unhealthy is what has waited longer than STALE_S to be put in force; a silent API server is not. Not eligible (/healthz only) is a
-node that goes away. Balancers take a node out of their set by it. Source: KEP-3836, kube-proxy's proxy_health.go (behaviour).
-/readyz is not kube-proxy's: the readiness probe of the DaemonSet asks it, so that a rolling update goes on only when packets meet
-what the API server says.
+An agent is unhealthy if a State waits longer than STALE_S to be in force; a silent API server does not make it unhealthy. A node
+that is being removed is not eligible (/healthz only), and balancers stop sending to it. Source: KEP-3836, kube-proxy's
+proxy_health.go (behaviour). /readyz is not kube-proxy's: it is the readiness probe of the DaemonSet, so that a rolling update
+continues only when the datapath has the API server's objects.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ READY_PATH = "readyz"
 
 
 class SyncProgress(Struct, frozen=True):
-    """When a State was in force last (epoch seconds, 0: never), and since when a newer one waits (monotonic)."""
+    """When a State came into force last (epoch seconds, 0: never), and since when a newer one waits (monotonic)."""
 
     updated_at: float = 0.0
     pending_since: float | None = None
 
 
 class ProxyHealth:
-    """Answers the two questions; `codes` counts the answers by (path, status)."""
+    """Serves these paths; `codes` counts the answers by (path, status)."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ProxyHealth:
         self.codes: Counter[tuple[str, int]] = Counter()
 
     def is_healthy(self) -> bool:
-        """Return whether nothing has waited too long. An agent that starts is healthy: what was there serves."""
+        """Return whether no State waits too long. A starting agent is healthy: the previous entries serve."""
         since = self._progress().pending_since
         return since is None or time.monotonic() - since < STALE_S
 
@@ -60,7 +60,7 @@ class ProxyHealth:
         alive, now = self.is_healthy(), time.time()
         eligible = self._is_eligible()
         healthy = alive and (eligible or name == "livez")
-        last = now if healthy else self._progress().updated_at  # of a healthy one it is recent, as in kube-proxy
+        last = now if healthy else self._progress().updated_at  # for a healthy agent it is recent, as in kube-proxy
         body: dict[str, object] = {"lastUpdated": _text(last), "currentTime": _text(now)}
         if name == "healthz":
             body["nodeEligible"] = eligible

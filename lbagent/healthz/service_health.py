@@ -1,7 +1,7 @@
-"""healthCheckNodePort: tells a balancer how many ready endpoints of a Service are on this node. It follows what is in the maps.
+"""healthCheckNodePort: reports to a balancer how many ready endpoints of a Service are on this node, by the State in the maps.
 
-A port is open as soon as the maps have the Service, which is before it has an address of the balancer, and closed when they
-have it no more. One that cannot be opened is tried again.
+A port is open while the maps have the Service, which begins before it has an address of the balancer. A port that cannot be
+opened is retried.
 Source: kube-proxy's service_health.go (behaviour).
 """
 
@@ -22,12 +22,12 @@ from lbagent.model.state import State, common_prefix_and_suffix
 from lbagent.objects.object_event import EventSink, ObjectEvent
 
 log = logging.getLogger(__name__)
-NOT_OPENED = "FailedToStartServiceHealthcheck"  # kube-proxy's word
+NOT_OPENED = "FailedToStartServiceHealthcheck"  # kube-proxy's text
 WEIGHT = "X-Load-Balancing-Endpoint-Weight"
 
 
 class ServiceHealthPort(Struct, frozen=True):
-    """What a Service is asked about: its port, and the local endpoints of each of its families that are ready."""
+    """The health check of a Service: its port, and the ready local endpoints of each of its families."""
 
     port: int
     addresses: Mapping[Family, frozenset[bytes]]
@@ -41,7 +41,7 @@ class HealthCheckedRows:
         self._rows: dict[L3n4Addr, SVC] = {}
 
     def update(self, state: State) -> bool:
-        """Take over a State; return whether it may say something new about health checks."""
+        """Take a State; return whether it may change health checks."""
         old, new = self._services, state.services
         prefix, suffix = common_prefix_and_suffix(old, new, state.delta)
         gone = [svc for svc in old[prefix : len(old) - suffix] if svc.health_check_node_port]
@@ -53,7 +53,7 @@ class HealthCheckedRows:
         return bool(gone or here)
 
     def checks(self) -> dict[ServiceName, ServiceHealthPort]:
-        """Return what each Service is asked about. Endpoints of several ports count once."""
+        """Return the health check of each Service. Endpoints of several ports count once."""
         found: dict[ServiceName, tuple[int, dict[Family, set[bytes]]]] = {}
         for svc in self._rows.values():
             _, families = found.setdefault(svc.name, (svc.health_check_node_port, {}))
@@ -94,9 +94,9 @@ class ServiceHealthServers:
         addresses: Callable[[], Sequence[bytes]],
         events: Sequence[EventSink] = (),
     ) -> None:
-        """`addresses` gives those on which to listen, 0.0.0.0 and [::] for all of the node's.
+        """`addresses` returns those on which to listen, 0.0.0.0 and [::] for all of the node's.
 
-        `events` hear of what cannot be opened.
+        `events` gets ports that cannot be opened.
         """
         self._is_proxy_healthy = is_proxy_healthy
         self._addresses, self._events = addresses, events
@@ -106,11 +106,11 @@ class ServiceHealthServers:
         self._addresses_served: Sequence[bytes] = ()
 
     def problems(self) -> Iterable[tuple[ServiceName, L3n4Addr, str]]:
-        """Return each port that cannot be opened: whose it is, where, and why."""
+        """Return each port that cannot be opened: its Service, its address, and the reason."""
         return [(name, address, why) for (name, address), why in self._problems.items()]
 
     async def update(self, state: State) -> None:
-        """Serve what a State says, and try again what could not be opened."""
+        """Serve the health checks of a State, and retry ports that could not be opened."""
         addresses = self._addresses()
         changed = self._rows.update(state)
         if changed or self._problems or addresses != self._addresses_served:
@@ -131,7 +131,7 @@ class ServiceHealthServers:
         }
         for key in self._servers.keys() - places.keys():
             await self._servers.pop(key).listeners.close()
-        for key, server in self._servers.items():  # a port that goes from one Service to another is free first
+        for key, server in self._servers.items():  # a port that moves from one Service to another is closed first
             server.listeners.keep(places[key])
         problems: dict[tuple[ServiceName, L3n4Addr], str] = {}
         for (name, family), wanted in places.items():

@@ -1,4 +1,4 @@
-"""A range of addresses, as arithmetic on its ends: a /8 or an IPv6 /64 is never written out."""
+"""A range of addresses, as arithmetic on its ends: a /8 or an IPv6 /64 is never expanded."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from netaddr import AddrFormatError, IPAddress, IPNetwork, IPRange, IPSet
 
 from lbagent.model.family import Family
 
-BUGGY = (0x00, 0xFF)  # last bytes of IPv4 addresses that old devices take for a network's own
-# Source: RFC 6890: what can be nobody's unicast address on a wire
+BUGGY = (0x00, 0xFF)  # last bytes of IPv4 addresses that old devices treat as a network's own
+# Source: RFC 6890: addresses that cannot be unicast addresses on a link
 _NEVER = {
     "unspecified": IPSet(["0.0.0.0/8", "::/128"]),
     "loopback": IPSet(["127.0.0.0/8", "::1/128"]),
@@ -21,11 +21,11 @@ _NEVER = {
 
 
 class AddressRange(Struct, frozen=True, gc=False):
-    """The addresses from `first` to `last`, both of them included; numbers as in the packed address, big-endian.
+    """The addresses from `first` to `last`, inclusive; numbers as in the packed address, big-endian.
 
-    `own_first` and `own_last` say how many of its ends are a network's own addresses, which are buggy as well: of IPv4 the
-    first and the last one (but for /31, RFC 3021), of IPv6 the first one (Subnet-Router anycast, RFC 4291 2.6.1; but for
-    /127, RFC 6164).
+    `own_first` and `own_last` count the network's own addresses at its ends, which are buggy as well: of IPv4 the first and
+    the last one (except for /31, RFC 3021), of IPv6 the first one (Subnet-Router anycast, RFC 4291 2.6.1; except for /127,
+    RFC 6164).
     """
 
     family: Family
@@ -35,7 +35,7 @@ class AddressRange(Struct, frozen=True, gc=False):
     own_last: int = 0
 
     def __contains__(self, address: bytes) -> bool:
-        """Return whether a packed address lies in the range."""
+        """Return whether a packed address is in the range."""
         return len(address) == self.family.address_bytes and self.first <= int.from_bytes(address) <= self.last
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class AddressRange(Struct, frozen=True, gc=False):
         return f"{IPAddress(self.first, self.family)}-{IPAddress(self.last, self.family)}"
 
     def overlaps(self, other: AddressRange) -> bool:
-        """Return whether an address lies in both."""
+        """Return whether the ranges overlap."""
         return self.family is other.family and self.first <= other.last and other.first <= self.last
 
     def is_buggy(self, address: bytes) -> bool:
@@ -52,7 +52,7 @@ class AddressRange(Struct, frozen=True, gc=False):
         return not inner or (len(address) == 4 and address[3] in BUGGY)
 
     def count(self, *, avoid_buggy: bool) -> int:
-        """Return how many addresses can be given out."""
+        """Return how many addresses can be allocated."""
         if not avoid_buggy:
             return self.last - self.first + 1
         first, last = self.first + self.own_first, self.last - self.own_last
@@ -60,7 +60,7 @@ class AddressRange(Struct, frozen=True, gc=False):
         return last - first + 1 - sum((last - byte) // 256 - (first - 1 - byte) // 256 for byte in buggy)
 
     def addresses(self, *, avoid_buggy: bool) -> Iterator[bytes]:
-        """Iterate over the packed addresses that can be given out, lowest first."""
+        """Iterate over the packed addresses that can be allocated, lowest first."""
         for number in range(self.first, self.last + 1):
             address = number.to_bytes(self.family.address_bytes)
             if not (avoid_buggy and self.is_buggy(address)):
@@ -68,7 +68,7 @@ class AddressRange(Struct, frozen=True, gc=False):
 
 
 def parse_range(text: str) -> AddressRange:
-    """Read `FIRST-LAST`, `NETWORK/BITS` or one address. Raises ValueError, which says what is wrong."""
+    """Parse `FIRST-LAST`, `NETWORK/BITS` or one address. Raises ValueError with the reason."""
     head, dash, tail = (part.strip() for part in text.partition("-"))
     try:
         found = (
@@ -77,11 +77,11 @@ def parse_range(text: str) -> AddressRange:
             else _between(text, IPAddress(head), IPAddress(tail if dash else head))
         )
     except (AddrFormatError, TypeError):
-        raise ValueError(f"{text!r} is no address, range or network") from None
+        raise ValueError(f"{text!r} is not an address, range or network") from None
     addresses = IPSet(IPRange(IPAddress(found.first, found.family), IPAddress(found.last, found.family)))
     for what, never in _NEVER.items():
         if not never.isdisjoint(addresses):
-            raise ValueError(f"{text!r} holds {what} addresses, which no Service can have")
+            raise ValueError(f"{text!r} contains {what} addresses, which no Service can have")
     return found
 
 

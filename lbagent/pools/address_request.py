@@ -1,4 +1,4 @@
-"""What a Service asks of the pools, and what it gets."""
+"""A Service's request for addresses of pools, and its allocation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lbagent.objects.decode.annotation_words import (
 )
 
 POOL_ANNOTATION = OURS + ALLOCATED_FROM
-# Ours first: it wins. Source: MetalLB's website ("usage"), before and after its change of group; kube-vip's "kubernetes services".
+# lbagent's wins. Source: MetalLB's website ("usage"), before and after its change of group; kube-vip's "kubernetes services".
 _ADDRESS_WORDS = (
     OURS + LOAD_BALANCER_IPS,
     "metallb.io/loadBalancerIPs",
@@ -29,7 +29,7 @@ _SHARE_WORDS = (OURS + ALLOW_SHARED_IP, "metallb.io/allow-shared-ip", "metallb.u
 
 
 class AddressPreference(Struct, frozen=True, gc=False):
-    """What the annotations of a Service ask for. `problem`: they cannot be read, so the Service gets no address."""
+    """The request in the annotations of a Service. `problem`: they are invalid, so the Service gets no address."""
 
     addresses: tuple[bytes, ...] = ()
     pool: str = ""
@@ -38,10 +38,10 @@ class AddressPreference(Struct, frozen=True, gc=False):
 
 
 class AddressRequest(Struct, frozen=True, gc=False):
-    """A Service that wants an address of each of its families; `require_all`: of all of them or of none (RequireDualStack).
+    """A Service that needs an address of each of its families; `require_all`: of all of them or of none (RequireDualStack).
 
-    `held` are the addresses in its status. `pods` says which pods its external traffic policy Local means: its selector as a
-    text; '' with policy Cluster. `created` is seconds since 1970, 0 = unknown: the youngest.
+    `held` are the addresses in its status. `pods` is the selector, as a text, of the pods of its external traffic policy Local;
+    '' with policy Cluster. `created` is seconds since 1970, 0 = unknown: the youngest.
     """
 
     namespace: str
@@ -62,19 +62,19 @@ class AddressRequest(Struct, frozen=True, gc=False):
 
     @property
     def order(self) -> tuple[float, str]:
-        """Who is asked first: the oldest, then by namespace and name."""
+        """The order of allocation: the oldest first, then by namespace and name."""
         return (self.created or float("inf"), self.key)
 
     def shares_with(self, other: AddressRequest) -> bool:
-        """Return whether both may have one address: the same key, no port twice, and pods that every node agrees on."""
+        """Return whether both may have one address: the same key, no common port, and the same pods."""
         mine, theirs = self.preference.sharing_key, other.preference.sharing_key
         return bool(mine) and mine == theirs and self.pods == other.pods and self.ports.isdisjoint(other.ports)
 
 
 class Allocation(Struct, frozen=True, gc=False):
-    """What a Service has: addresses in the order of its families, the pools they are of (names with commas between).
+    """The allocation of a Service: addresses in the order of its families, and their pools (names separated by commas).
 
-    `problem` says why it lacks what it asked for; `astray` are addresses that it keeps though no pool has them.
+    `problem` is why it lacks a requested address; `astray` are addresses that it keeps although no pool has them.
     """
 
     addresses: tuple[bytes, ...] = ()
@@ -84,7 +84,7 @@ class Allocation(Struct, frozen=True, gc=False):
 
 
 def read_preference(annotations: Mapping[str, str], load_balancer_ip: str = "") -> AddressPreference:
-    """Return what annotations and spec.loadBalancerIP ask for; annotations win, ours before others."""
+    """Return the request in annotations and spec.loadBalancerIP; annotations win, lbagent's before others."""
     word, text = _first(annotations, _ADDRESS_WORDS)
     if not text:
         word, text = "spec.loadBalancerIP", load_balancer_ip
@@ -103,5 +103,5 @@ def read_preference(annotations: Mapping[str, str], load_balancer_ip: str = "") 
 
 
 def _first(annotations: Mapping[str, str], words: tuple[str, ...]) -> tuple[str, str]:
-    """Return the first annotation that is there, and its text without blanks around it."""
+    """Return the first existing annotation, and its stripped text."""
     return next(((word, text) for word in words if (text := annotations.get(word, "").strip())), ("", ""))

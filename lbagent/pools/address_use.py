@@ -1,4 +1,4 @@
-"""Which addresses are in use while they are given out, and the lowest free one of a pool."""
+"""Which addresses are in use during an allocation, and the lowest free one of a pool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lbagent.pools.pool import AddressPool
 
 
 class AddressUse:
-    """Addresses and their Services. Nothing is given back while one of these lives: so the lowest free address only rises."""
+    """Addresses and their Services. No address becomes free in an instance's life, so the lowest free address only rises."""
 
     def __init__(self, pools: Sequence[AddressPool], taken: Mapping[bytes, str]) -> None:
         self.pools, self.taken = pools, taken
@@ -24,15 +24,15 @@ class AddressUse:
             self._count(address)
 
     def pool_of(self, address: bytes) -> AddressPool | None:
-        """Return the pool that holds an address; there is at most one."""
+        """Return the pool of an address; there is at most one."""
         return next((pool for pool in self.pools if pool.holds(address)), None)
 
     def in_use(self, pool: AddressPool, family: Family) -> int:
-        """Return how many addresses of a pool that it could give out are in use."""
+        """Return how many of a pool's allocatable addresses are in use."""
         return self._in_use[pool.name, family]
 
     def add(self, request: AddressRequest, address: bytes) -> None:
-        """Note that a Service has an address."""
+        """Record that a Service has an address."""
         users = self._users.setdefault(address, [])
         if not users and address not in self.taken:
             self._count(address)
@@ -46,14 +46,14 @@ class AddressUse:
             self._in_use[pool.name, Family.of(address)] += 1
 
     def refusal_of_user(self, request: AddressRequest, address: bytes) -> str:
-        """Return which Service keeps another one from having an address, '' for none."""
+        """Return the Service that prevents another one from having an address, '' for none."""
         for user in self._users.get(address, ()):
             if user.key != request.key and not user.shares_with(request):
                 return f"Service {user.key} has it"
         return ""
 
     def refusal(self, request: AddressRequest, address: bytes) -> str:
-        """Return why a Service cannot have an address that is in use, '' when it can."""
+        """Return why a Service cannot have an address that is in use, '' if it can."""
         if (owner := self.taken.get(address)) and owner != f"Service {request.key}":
             return f"it is in use: {owner}"
         return self.refusal_of_user(request, address)

@@ -1,7 +1,7 @@
-"""Who gets which address: a pure function of pools and Services, so that every controller finds the same.
+"""Allocates addresses to Services: a pure function of pools and Services, so that every controller has the same result.
 
-What a Service holds (its status) it keeps. The others are served in order of age, each with the lowest free address of the
-first pool that fits. Nothing is remembered here: a restart changes nothing.
+A Service keeps the addresses in its status. The others get one in order of age, each the lowest free address of the first pool that
+matches. There is no stored state: a restart changes nothing.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from lbagent.pools.pool import AddressPool
 def allocate(
     pools: Sequence[AddressPool], requests: Iterable[AddressRequest], taken: Mapping[bytes, str]
 ) -> dict[str, Allocation]:
-    """Return what each Service has, by key. Pools are in the order in which they are asked (`PoolsFile.pools`).
+    """Return the allocation of each Service, by key. Pools are in order of preference (`PoolsFile.pools`).
 
-    `taken` are packed addresses that none of these Services can get, each with whose it is: `node n1`, `Service a/b`.
+    `taken` are packed addresses that none of these Services can get, each with its owner: `node n1`, `Service a/b`.
     """
     return Allocator(pools, requests, taken).found
 
 
 class Allocator:
-    """What `allocate` finds (`found`), and what Services get that come later: without a look at those that were there before."""
+    """The result of `allocate` (`found`), and allocations of later Services, without reading the earlier ones again."""
 
     def __init__(
         self, pools: Sequence[AddressPool], requests: Iterable[AddressRequest], taken: Mapping[bytes, str]
@@ -35,11 +35,11 @@ class Allocator:
         self._use = AddressUse(pools, taken)
         kept = {request.key: _kept(request, self._use) for request in ordered}
         self.found: dict[str, Allocation] = {}
-        self.lacks_nothing = True  # each Service has what it asked for: none waits for what another one is given
+        self.lacks_nothing = True  # each Service has its request: none waits for another one's address
         self._take_turns(ordered, kept)
 
     def add(self, requests: Iterable[AddressRequest]) -> dict[str, Allocation]:
-        """Serve further Services, which hold nothing yet; return what they have. It is for an Allocator that `lacks_nothing`."""
+        """Allocate for further Services, which hold nothing; return the results. Only for an Allocator that `lacks_nothing`."""
         return self._take_turns(sorted(requests, key=_order), {})
 
     def _take_turns(
@@ -56,7 +56,7 @@ def _order(request: AddressRequest) -> tuple[float, str]:
 
 
 def _kept(request: AddressRequest, use: AddressUse) -> dict[Family, bytes]:
-    """Return what a Service keeps of what it holds: one address a family that no older one has."""
+    """Return the addresses that a Service keeps of those it holds: one per family that no older Service has."""
     kept: dict[Family, bytes] = {}
     for address in request.held:
         family = Family.of(address)
@@ -67,13 +67,13 @@ def _kept(request: AddressRequest, use: AddressUse) -> dict[Family, bytes]:
 
 
 class _Turn:
-    """One Service's turn."""
+    """The allocation for one Service."""
 
     def __init__(self, request: AddressRequest, kept: dict[Family, bytes], use: AddressUse) -> None:
         self.request, self.kept, self.use = request, kept, use
 
     def allocation(self) -> Allocation:
-        """Return what the Service has from now on."""
+        """Return the Service's allocation."""
         found, problem = self._preferred() if self._is_preference_open() else self._any(self.kept)
         if problem and (self.request.require_all or not found):
             found = self.kept
@@ -90,7 +90,7 @@ class _Turn:
         return Allocation(addresses, ",".join(names), problem, astray)
 
     def _is_preference_open(self) -> bool:
-        """Return whether the Service asks for something that it does not have yet."""
+        """Return whether the Service lacks something that it requests."""
         preference = self.request.preference
         if preference.problem or set(preference.addresses) - set(self.kept.values()):
             return True
@@ -103,7 +103,7 @@ class _Turn:
         return pool is not None and pool.name == name
 
     def _preferred(self) -> tuple[dict[Family, bytes], str]:
-        """Return the addresses that the Service asks for, with addresses of its other families; or why not."""
+        """Return the requested addresses, with addresses of the other families; or why not."""
         preference = self.request.preference
         if preference.problem:
             return self.kept, preference.problem
@@ -120,24 +120,24 @@ class _Turn:
         return self.kept | more, problem  # also of a family that the requested pool does not have any more
 
     def _refusal(self, address: bytes) -> str:
-        """Return why the Service cannot have the address that it asks for, '' when it can."""
+        """Return why the Service cannot have the requested address, '' if it can."""
         text, request = format_ip(address), self.request
         if Family.of(address) not in request.families:
-            return f"{text} is wished for, and the Service has no such IP family"
+            return f"{text} is requested, and the Service has no such IP family"
         pool = self.use.pool_of(address)
         if pool is None:
-            return f"{text} is wished for, and no pool has it"
+            return f"{text} is requested, and no pool has it"
         if request.preference.pool and pool.name != request.preference.pool:
-            return f"{text} is wished for, and pool {request.preference.pool} too; the address is of pool {pool.name}"
+            return f"{text} is requested, and pool {request.preference.pool} too; the address is of pool {pool.name}"
         if not pool.serves(request.namespace, request.labels):
-            return f"{text} is wished for, and pool {pool.name} is not for this Service (namespaces, serviceSelector)"
+            return f"{text} is requested, and pool {pool.name} is not for this Service (namespaces, serviceSelector)"
         if not pool.can_give(address):
-            return f"{text} is wished for, and pool {pool.name} does not give it out (avoidBuggyIPs)"
+            return f"{text} is requested, and pool {pool.name} does not allocate it (avoidBuggyIPs)"
         problem = self.use.refusal(request, address)
-        return f"{text} is wished for, and {problem}" if problem else ""
+        return f"{text} is requested, and {problem}" if problem else ""
 
     def _any(self, found: Mapping[Family, bytes]) -> tuple[dict[Family, bytes], str]:
-        """Return these addresses and those of the families that lack one: all of one pool, else of several."""
+        """Return these addresses and one for each other family: all of one pool, else of several."""
         missing = [family for family in self.request.families if family not in found]
         if not missing:
             return dict(found), ""
@@ -165,11 +165,11 @@ class _Turn:
         return complete, self._numbers(lacking, pools)
 
     def _is_full(self, lacking: list[Family], pools: list[AddressPool]) -> bool:
-        """Return whether a pool has addresses of a family, and all are in use; else there is nothing to wait for."""
+        """Return whether pools have addresses of a family, and all are in use; else waiting would not help."""
         return any(pool.count(family) for family in lacking for pool in pools)
 
     def _pools(self) -> list[AddressPool]:
-        """Return the pools that the Service may have an address of, in order."""
+        """Return the pools from which the Service may get an address, in order."""
         preference, request = self.request.preference, self.request
         return [
             pool
@@ -179,15 +179,15 @@ class _Turn:
         ]
 
     def _nearest(self, pools: list[AddressPool], found: Mapping[Family, bytes]) -> list[AddressPool]:
-        """Return the pools, those first that the Service has addresses of already."""
+        """Return the pools, first those of addresses that the Service has."""
         return sorted(pools, key=lambda pool: not any(pool.holds(address) for address in found.values()))
 
     def _no_pool(self) -> str:
         if name := self.request.preference.pool:
             if any(pool.name == name for pool in self.use.pools):
-                return f"pool {name} is wished for, and is not for this Service (namespaces, serviceSelector)"
+                return f"pool {name} is requested, and is not for this Service (namespaces, serviceSelector)"
             known = ", ".join(pool.name for pool in self.use.pools) or "none"
-            return f"pool {name} is wished for, and there is no such pool; there are: {known}"
+            return f"pool {name} is requested, and there is no such pool; there are: {known}"
         if not self.use.pools:
             return "there is no pool"
         return "no pool is for this Service (autoAssign, namespaces, serviceSelector)"

@@ -32,7 +32,7 @@ class Bfd(Struct, frozen=True):
 
 
 class BgpPeer(Struct, frozen=True):
-    """A router to speak BGP with. `hold_time_s` 0 turns keepalives off (RFC 4271 4.2)."""
+    """A BGP peer. `hold_time_s` 0 disables keepalives (RFC 4271 4.2)."""
 
     address: bytes
     asn: int

@@ -1,4 +1,4 @@
-"""Checks of single fields of a YAML file. What is wrong is raised as ConfigError: `FILE:LINE: FIELD: what is wrong`."""
+"""Checks of single fields of a YAML file. They raise ConfigError with the text `FILE:LINE: FIELD: what is wrong`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOUNS: dict[tuple[str, ...], str] = {("int", "str"): "a time", ("object", "null
 
 
 def only_document(text: str, path: str) -> Any:
-    """Return the document of a YAML text, an empty one where there is none. `path` is its name in messages. Raises ConfigError."""
+    """Return the document of a YAML text, an empty one for an empty text. `path` is its name in messages. Raises ConfigError."""
     try:
         documents = [value for _, value in yamldoc.load(text) if value is not None]
     except YamlError as error:
@@ -40,20 +40,20 @@ class FieldChecks:
         self.text, self.path = text, path
 
     def refuse(self, field: FieldPath, problem: str) -> NoReturn:
-        """Raise ConfigError with the line of the field, or of the nearest thing around it."""
+        """Raise ConfigError with the line of the field, or of the nearest enclosing value."""
         lines = next(yamldoc.load_lines(self.text), None)
         line = yamldoc.find_line(lines, field) if lines else 1
         raise ConfigError(f"{path_text(field)}: {problem}" if field else problem, file=self.path, line=line)
 
     def converted(self, document: Any, shape: type[T], keys: Iterable[str]) -> T:
-        """Return a document in its shape: types right, no unknown key (`keys` are those there are), none missing."""
+        """Return a document as a record: checks types, unknown keys (`keys` are the known ones) and missing ones."""
         try:
             return msgspec.convert(document, shape)
         except msgspec.ValidationError as error:
             self._refuse_shape(document, shape_error(error), keys)
 
     def _refuse_shape(self, value: Any, error: ShapeError, keys: Iterable[str], at: FieldPath = ()) -> NoReturn:
-        """Raise ConfigError for msgspec's complaint about a value that stands at `at`."""
+        """Raise ConfigError for msgspec's error about the value at `at`."""
         path = at + error.path
         if error.fault is Fault.UNKNOWN_KEY:
             near = difflib.get_close_matches(error.key, list(keys), n=1)
@@ -104,7 +104,7 @@ class FieldChecks:
         return found
 
     def unique(self, names: list[str], field: Callable[[int], FieldPath]) -> None:
-        """Refuse the second one of a name; `field` says where the one of an index is."""
+        """Reject a duplicate name; `field` returns the place of an index."""
         seen: dict[str, int] = {}
         for index, name in enumerate(names):
             if seen.setdefault(name, index) != index:
@@ -128,7 +128,7 @@ class FieldChecks:
         return number
 
     def value(self, read: Callable[[str], T], text: str, at: FieldPath) -> T:
-        """Return what a text stands for; `read` raises ValueError."""
+        """Return the parsed value of a text; `read` raises ValueError."""
         try:
             return read(text)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""The pools file as it is written: one record a mapping, defaults filled in. What values may be is checked in read_pools.py."""
+"""The form of the pools file: one record per mapping, with defaults. read_pools.py checks the values."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Requirement(Struct, frozen=True, gc=False):
     values: frozenset[str] = frozenset()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return whether labels fulfil it. NotIn holds where the key is missing."""
+        """Return whether labels match it. NotIn matches if the key is missing."""
         value = labels.get(self.key)
         if self.operator == "In":
             return value is not None and value in self.values
@@ -32,5 +32,5 @@ class LabelSelector(Struct, frozen=True, gc=False):
     requirements: tuple[Requirement, ...] = ()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Return whether labels fulfil every requirement."""
+        """Return whether labels match every requirement."""
         return all(each.matches(labels) for each in self.requirements)

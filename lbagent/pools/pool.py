@@ -12,9 +12,9 @@ from lbagent.pools.label_selector import LabelSelector
 
 
 class AddressPool(Struct, frozen=True):
-    """An address pool of the file. `announce` says how its addresses are made known: `l2`, `bgp`, both or neither.
+    """An address pool of the file. `announce`: how its addresses are announced: `l2`, `bgp`, both or neither.
 
-    `namespaces` () are all; without `auto_assign` only a Service that asks for it gets an address of it.
+    `namespaces` () means all; without `auto_assign` only a Service that requests the pool gets an address of it.
     """
 
     name: str
@@ -27,23 +27,23 @@ class AddressPool(Struct, frozen=True):
     service_selector: LabelSelector = LabelSelector()
 
     def holds(self, address: bytes) -> bool:
-        """Return whether a packed address is one of the pool."""
+        """Return whether a packed address is in the pool."""
         return any(address in each for each in self.ranges)
 
     def can_give(self, address: bytes) -> bool:
-        """Return whether the pool holds the address and gives it out."""
+        """Return whether the pool has the address and allocates it."""
         return any(address in each and not (self.avoid_buggy_ips and each.is_buggy(address)) for each in self.ranges)
 
     def serves(self, namespace: str, labels: Mapping[str, str]) -> bool:
-        """Return whether a Service of this namespace and with these labels may have an address of it."""
+        """Return whether a Service with this namespace and these labels may have an address of it."""
         return (not self.namespaces or namespace in self.namespaces) and self.service_selector.matches(labels)
 
     def count(self, family: Family) -> int:
-        """Return how many addresses of a family it can give out."""
+        """Return how many addresses of a family it can allocate."""
         ranges = (each for each in self.ranges if each.family is family)
         return sum(each.count(avoid_buggy=self.avoid_buggy_ips) for each in ranges)
 
     @property
     def order(self) -> tuple[int, str]:
-        """By which pools are asked: higher priority first, then by name."""
+        """The order of preference: higher priority first, then by name."""
         return (-self.priority, self.name)

@@ -27,19 +27,19 @@ _KEYS = {each.encode_name for shape in _SHAPES for each in msgspec.structs.field
 
 
 class PoolsFile(Struct, frozen=True):
-    """A pools file, checked; pools in the order in which they are asked."""
+    """A checked pools file; pools in order of preference."""
 
     pools: tuple[AddressPool, ...] = ()
     l2: L2Settings = L2Settings()
     bgp: BgpSettings | None = None
 
     def pool_of(self, address: bytes) -> AddressPool | None:
-        """Return the pool that holds an address; there is at most one."""
+        """Return the pool of an address; there is at most one."""
         return next((pool for pool in self.pools if pool.holds(address)), None)
 
 
 def read_pools(path: str) -> PoolsFile:
-    """Read a pools file. Raises ConfigError, which names file, line and field."""
+    """Read a pools file. Raises ConfigError with file, line and field."""
     return parse_pools(read_text_of(path) or "", path)
 
 
@@ -63,7 +63,7 @@ class _Reader(FieldChecks):
     def pool(self, entry: PoolEntry, at: FieldPath, bgp: BgpEntry | None) -> AddressPool:
         """Return a checked pool."""
         if not entry.name or not entry.name.isprintable() or "," in entry.name:
-            self.refuse((*at, "name"), f"{shown(entry.name)} is no name")
+            self.refuse((*at, "name"), f"{shown(entry.name)} is not a name")
         if not entry.addresses:
             self.refuse((*at, "addresses"), "a pool has at least one range")
         for index, word in enumerate(entry.announce):
@@ -94,7 +94,7 @@ class _Reader(FieldChecks):
         return sorted(found, key=lambda each: (each.family, each.first))
 
     def disjoint(self, pools: list[AddressPool]) -> None:
-        """Refuse pools that share an address."""
+        """Reject pools that share an address."""
         ends = sorted(
             (each.family, each.first, each.last, index) for index, pool in enumerate(pools) for each in pool.ranges
         )
@@ -118,7 +118,7 @@ class _Reader(FieldChecks):
         )
 
     def conflict(self, value: str) -> str:
-        """Return the checked value: what a node does about another host that claims an address which it announces."""
+        """Return the checked value: the reaction to another host that claims an announced address."""
         if value not in (DEFEND, YIELD):
             self.refuse(("l2", "conflict"), f"unknown value {shown(value)}; one of {DEFEND}, {YIELD} is possible")
         return value
@@ -160,7 +160,7 @@ class _Reader(FieldChecks):
         parts = text.split(":")
         limit = 0xFFFF if len(parts) == 2 else MAX_ASN
         if len(parts) not in (2, 3) or not all(each.isascii() and each.isdigit() and len(each) < 11 for each in parts):
-            self.refuse(at, f"{text!r} is no community like 64512:100 or 64512:1:2")
+            self.refuse(at, f"{text!r} is not a community like 64512:100 or 64512:1:2")
         numbers = tuple(map(int, parts))
         if max(numbers) > limit:
             self.refuse(at, f"{text!r} has a number over {limit}")
@@ -168,11 +168,11 @@ class _Reader(FieldChecks):
 
 
 def parse_host(text: str) -> bytes:
-    """Return the packed address of a host that a connection can be opened to. Raises ValueError."""
+    """Return the packed address of a host to which a connection can be opened. Raises ValueError."""
     packed = parse_ip(text)
     found = ip_address(packed)
     if found.is_unspecified or found.is_multicast or found.is_loopback or packed == b"\xff" * 4:
-        raise ValueError(f"{text!r} is no address of a router")
+        raise ValueError(f"{text!r} is not an address of a router")
     if found.is_link_local and found.version == 6:
-        raise ValueError(f"{text!r} is a link-local address, which names no device; give the router another one")
+        raise ValueError(f"{text!r} is a link-local address, which needs a device; give the router another address")
     return packed

@@ -1,7 +1,7 @@
 """BPF_PROG_TEST_RUN: bytes in, verdict and bytes out. No device and no traffic needed; for tests and benchmarks.
 
-The kernel looks interface indexes up in the calling thread's network namespace, and without one it pretends the loopback
-of that namespace: run inside an empty namespace, or a route of the host decides the outcome.
+The kernel looks interface indexes up in the calling thread's network namespace, and uses that namespace's loopback without one:
+run inside an empty namespace, or a route of the host determines the result.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Result:
 def run_xdp(fd: int, packet: bytes, *, ifindex: int = 0, repeat: int = 1, metadata: bytes = b"") -> Result:
     """Run an XDP program as if `packet` came in by interface `ifindex` (0: the kernel's default, loopback).
 
-    `metadata` stands before the packet already: a multiple of four bytes.
+    `metadata` precedes the packet: a multiple of four bytes.
     """
     ctx = struct.pack("<6I", len(metadata), len(metadata + packet), 0, ifindex, 0, 0)
     with kernel_errors("test run", "an XDP program"):
@@ -73,7 +73,7 @@ def run_tc(
 
     `came_by` is the interface by which it came in (default: the same; 0: the node itself sends it).
 
-    The kernel takes the Ethernet header off and sets skb->protocol from it, as a driver does.
+    The kernel removes the Ethernet header and sets skb->protocol from it, as a driver does.
     """
     ctx = bytearray(SKB_CTX_BYTES)
     struct.pack_into("<I", ctx, _SKB_MARK, mark)

@@ -20,10 +20,10 @@ Fault = Callable[[int, str], None]  # number of the write from 0, map name
 
 
 class FaultyMaps:
-    """LBMaps over other LBMaps, taken apart into single writes, so that something can go wrong at each.
+    """LBMaps over other LBMaps, split into single writes, so that each can fail.
 
-    `before(n, map)` runs before write n: what it raises happens instead of the write, a KernelError as the kernel reports
-    it (entries before it stay, `done` says how many). `after(n, map)` runs when the write is done. Reads are never touched.
+    `before(n, map)` runs before write n: its exception replaces the write, a KernelError as the kernel reports it (entries
+    before it stay, `done` counts them). `after(n, map)` runs when the write is done. Reads never fail.
     """
 
     def __init__(self, maps: LBMaps, before: Fault | None = None, after: Fault | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The tests that every provider of load balancers passes.
+"""The tests that every provider of load balancers must pass.
 
 A plug-in's package runs them with pytest:
 
@@ -6,7 +6,7 @@ A plug-in's package runs them with pytest:
     class TestMine(ProviderSuite):
         def make_provider(self): return mine.factory("color: blue")
 
-Nothing but pytest is needed; no API server, no event loop of one's own.
+They need only pytest; no API server, and no event loop of the plug-in.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class WrittenEvent(NamedTuple):
 
 
 class FakeCluster:
-    """A cluster in memory: what a provider gets as its client_builder."""
+    """A cluster in memory, which a provider gets as its client_builder."""
 
     lb_class = ""
     cluster_name = CLUSTER
@@ -65,7 +65,7 @@ class FakeCluster:
 
     def __init__(self, nodes: Sequence[str] = ("n1", "n2")) -> None:
         self.events: list[WrittenEvent] = []
-        self.synced: list[str] = []  # keys of Services that the provider asked to look at again
+        self.synced: list[str] = []  # keys of Services for which the provider queued a sync
         self._services: dict[str, WatchedService] = {}
         self._manifests: dict[str, dict[str, Any]] = {}
         self._nodes: dict[str, WatchedNode] = {}
@@ -87,18 +87,18 @@ class FakeCluster:
         return ObjectSnapshot(services=dict(self._services), nodes=dict(self._nodes))
 
     def follow(self, on_changes: Callable[[Sequence[ObjectChange]], None]) -> None:
-        """Call a function with changes from now on."""
+        """Register a function that gets changes."""
         self._followers.append(on_changes)
 
     def sync(self, key: str) -> None:
-        """Note it."""
+        """Record the call."""
         self.synced.append(key)
 
     def write_event(self, service: Service, reason: str, text: str, *, warning: bool) -> None:
-        """Note it."""
+        """Record the call."""
         self.events.append(WrittenEvent(service.key, reason, text, warning))
 
-    # --- what the tests do ---
+    # --- called by the tests ---
 
     @property
     def nodes(self) -> list[Node]:
@@ -115,7 +115,7 @@ class FakeCluster:
         return new.record
 
     def set_status(self, service: Service, status: LoadBalancerStatus | None) -> Service:
-        """Write a status to a Service, None to take it away; return the Service as it is now."""
+        """Write a status to a Service, None to remove it; return the new Service."""
         entries = [_ingress(each) for each in status.ingress] if status else []
         ingress = [{key: value for key, value in entry.items() if value} for entry in entries]
         return self.add(self._manifests[service.key] | {"status": {"loadBalancer": {"ingress": ingress}}})
@@ -140,7 +140,7 @@ def _ingress(entry: Ingress) -> dict[str, Any]:
 
 
 class ProviderSuite:
-    """Subclass it, and say how a provider is made; what a Service needs beyond the usual stands in `annotations`."""
+    """Subclass it and define `make_provider`; `annotations` has those that a Service of this provider needs."""
 
     annotations: dict[str, str] = {}  # noqa: RUF012 - a subclass replaces it
     nodes: tuple[str, ...] = ("n1", "n2")
@@ -150,7 +150,7 @@ class ProviderSuite:
         raise NotImplementedError
 
     def manifest(self, number: int) -> dict[str, Any]:
-        """Return a Service of the provider; each number another one."""
+        """Return a Service of the provider; a different one for each number."""
         return {
             "metadata": {
                 "name": f"web-{number}",
@@ -173,7 +173,7 @@ class ProviderSuite:
     # --- tests ---
 
     def test_it_says_what_it_is(self) -> None:
-        """A name, and parts that are what the API says, or not there."""
+        """A name, and parts that implement the API, or None."""
         provider = self.make_provider()
         assert isinstance(provider.name, str)
         assert provider.name
@@ -182,7 +182,7 @@ class ProviderSuite:
             assert part is None or isinstance(part, kind), name
 
     def test_a_balancer_comes_and_goes(self) -> None:
-        """What was ensured is there, and what was deleted is not."""
+        """An ensured balancer exists, and a deleted one does not."""
 
         async def check(cluster: FakeCluster, balancers: LoadBalancer) -> None:
             service = cluster.add(self.manifest(1))
@@ -199,7 +199,7 @@ class ProviderSuite:
         self._run(check)
 
     def test_a_second_ensure_changes_nothing(self) -> None:
-        """Also when the first one's status did not arrive, and when nodes come and go."""
+        """Also when the status of the first call was not written, and when nodes change."""
 
         async def check(cluster: FakeCluster, balancers: LoadBalancer) -> None:
             service = cluster.add(self.manifest(1))
@@ -213,7 +213,7 @@ class ProviderSuite:
         self._run(check)
 
     def test_deleting_what_is_not_there_is_no_error(self) -> None:
-        """Once, twice, and of a Service that was never seen."""
+        """Once, twice, and for an unknown Service."""
 
         async def check(cluster: FakeCluster, balancers: LoadBalancer) -> None:
             service = cluster.add(self.manifest(1))
@@ -227,7 +227,7 @@ class ProviderSuite:
         self._run(check)
 
     def test_services_do_not_disturb_one_another(self) -> None:
-        """Three at once; one goes, the others stay as they are."""
+        """Three at once; one is deleted, the others do not change."""
 
         async def check(cluster: FakeCluster, balancers: LoadBalancer) -> None:
             services = [cluster.add(self.manifest(number)) for number in (1, 2, 3)]
@@ -242,7 +242,7 @@ class ProviderSuite:
         self._run(check)
 
     def test_names(self) -> None:
-        """A name is the same each time, and no other Service's."""
+        """A name is the same each time, and unique to the Service."""
 
         async def check(cluster: FakeCluster, balancers: LoadBalancer) -> None:
             one, two = (cluster.add(self.manifest(number)) for number in (1, 2))
@@ -252,7 +252,7 @@ class ProviderSuite:
         self._run(check)
 
     def test_machines(self) -> None:
-        """What is said of a machine is of the right kind, and the same twice."""
+        """The data of a machine has the right types, and is the same twice."""
 
         async def check(machines: InstancesV2, node: Node) -> None:
             assert isinstance(await machines.exists(node), bool)

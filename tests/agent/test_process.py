@@ -393,7 +393,7 @@ def test_an_operator_sees_and_rules_what_is_served_without_the_folder(box: Box, 
     listed = box.agent.cli("svc", "list")
     assert "10.96.0.10:80/TCP" in listed.stdout
     assert ("box/web" if copies else "?/restored") in listed.stdout
-    assert "`lbagent status` says" in listed.stderr
+    assert "`lbagent status` shows" in listed.stderr
     status = box.agent.api.status()
     assert not status["ready"]
     assert (status["frontends"], status["backends"]) == (1, 2)

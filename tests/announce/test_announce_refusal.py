@@ -16,5 +16,5 @@ def test_a_reason_has_a_sentence_and_advice(reason: RefusalReason) -> None:
 
 def test_the_detail_stands_in_the_sentence() -> None:
     assert str(AnnounceRefusal(RefusalReason.NO_CARRIER, "eth0, eth1")) == "eth0, eth1 has no carrier"
-    assert str(AnnounceRefusal(RefusalReason.NO_SESSION, "bird said {0}")) == "bird said {0}"
+    assert str(AnnounceRefusal(RefusalReason.NO_SESSION, "bird printed {0}")) == "bird printed {0}"
     assert str(AnnounceRefusal(RefusalReason.CORDONED)) == "the node is cordoned"

@@ -1,4 +1,4 @@
-"""The announcer's turns over maps in memory, with a link of the test's own: what is written, sent and said, and when."""
+"""The announcer's turns over maps in memory, with the test's own link: what is written, sent and logged, and when."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ POOLS = parse_pools(
 
 
 class Sockets:
-    """A link that keeps what is sent."""
+    """A link that records sent frames."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, bytes]] = []
@@ -125,7 +125,7 @@ class World:
         self.run(0.3)
 
     def serve_objects(self, objects: ObjectSnapshot) -> None:
-        """Let the maps hold what the programs serve of these objects on this node."""
+        """Write the State of these objects on this node."""
         self.objects, self.state = objects, resolve(objects, Options("n")).state
         self.announcer.objects_changed()
         self.run(0.3)
@@ -174,7 +174,7 @@ async def test_the_former_leader_that_an_earlier_agent_knew_is_kept_and_ends_wit
     assert read(maps, name=FORMER_LEADER_MAP) == {(IFINDEX, VIP): STRANGER}
     world.run(29)
     assert read(maps, name=FORMER_LEADER_MAP) == {(IFINDEX, VIP): STRANGER}
-    world.run(2)  # no Lease says that it lives
+    world.run(2)  # no Lease shows that it is alive
     assert read(maps, name=FORMER_LEADER_MAP) == {}
     assert world.written() == {VIP}
 
@@ -487,7 +487,7 @@ async def test_what_is_not_known_is_not_found() -> None:
 
 
 class Election:
-    """What the Leases say, by the test's word: this node, and `i` that leads, as hashing wants it, and was seen at the time 100."""
+    """The Leases, defined by the test: this node, and `i`, the leader by hashing, read at the time 100."""
 
     failure = ""
     fresh = True

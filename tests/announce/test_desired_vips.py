@@ -1,4 +1,4 @@
-"""Which addresses are announced, how, and where they may be: out of Services, endpoints, pools and the node."""
+"""Which addresses are announced, how, and from which nodes: by Services, endpoints, pools and the node."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_external_addresses_outside_of_the_ranges_are_not_wanted_also_from_the_n
 
 
 def test_externalips_decide_nothing_about_an_address_that_another_service_was_given() -> None:
-    """Its policy Local holds, and so do the nodes of its endpoints."""
+    """Its policy Local applies, with the nodes of its endpoints."""
     web = service("web", A, external_local=True)
     evil = service("evil", external_ips=(A, B))
     endpoint, others = piece("web", Endpoint(b"\1\2\3\4", node="a")), piece("evil", Endpoint(b"\1\2\3\5", node="b"))
@@ -171,7 +171,7 @@ def test_an_endpoints_object_counts_where_there_is_no_slice() -> None:
     [
         ({}, ""),
         ({"excluded": True}, "exclude-from-external"),
-        ({"leaves": True}, "go away"),
+        ({"leaves": True}, "being removed"),
         ({"cordoned": True}, "cordoned"),
         ({"shuts_down": True}, "shutting down"),
         ({"labels": {"role": "edge"}}, ""),
@@ -220,7 +220,7 @@ CHANGES = st.one_of(
 
 
 def changed(objects: ObjectSnapshot, change: object) -> ObjectSnapshot:
-    """Return the objects with one more or in another form, or without one."""
+    """Return the objects with one added, changed or removed."""
     if isinstance(change, tuple):
         left = dict(getattr(objects, change[0]))
         for key in list(left)[change[1] : change[1] + 1]:

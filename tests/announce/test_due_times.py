@@ -1,4 +1,4 @@
-"""Times by address: what is due is found in order, and an address is due once, at the last time that was set."""
+"""Times by address: due addresses are returned in order, and an address is due once, at the last time that was set."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Nodes, Leases and a link, simulated: whatever happens, no two nodes answer for an address for over a second, and one does in the end.
+"""Simulated nodes, Leases and a link: after any events, no two nodes answer for an address for over a second, and in the end one does.
 
-The machines are the real ones, as are the reckoning of lives and the hashing; server, wire and time are of this file. A node's
-program answers for `GRACE_S` longer than its agent lives. Nodes lose the API server, their cable with and without a word; agents are
+The machines, the lives of nodes and the hashing are the real code; server, link and time are simulated. A node's
+program answers for `GRACE_S` longer than its agent lives. Nodes lose the API server, and their cable with and without an event; agents are
 killed and stopped at any moment; a node dies as a whole.
 """
 
@@ -42,9 +42,9 @@ class SimulatedNode:
     online: bool = True  # the API server reaches it
     linked: bool = True  # frames reach it
     runs: bool = True  # its agent
-    stopped: bool = False  # SIGSTOP: it knows nothing of the time that passes
+    stopped: bool = False  # SIGSTOP: it does not notice the time
     eligible: bool = True
-    answers_until: float = -1.0  # its program does
+    answers_until: float = -1.0  # its program answers
 
     def __post_init__(self) -> None:
         self.start(self.began)
@@ -168,7 +168,7 @@ class World:
                 pass
 
     def settle(self) -> None:
-        """Let everything be well again."""
+        """End all faults."""
         for node in self.nodes.values():
             node.online, node.linked, node.stopped = True, True, False
             if not node.runs:
@@ -206,7 +206,7 @@ SWEEP = [round(0.3 * step, 1) for step in range(40)]  # seconds; GRACE_S and DUR
 
 
 def led() -> tuple[World, SimulatedNode]:
-    """Return a world in peace, and its leader."""
+    """Return a world without faults, and its leader."""
     world = World()
     world.run(5)
     (leader,) = world.answering()
@@ -220,7 +220,7 @@ def led() -> tuple[World, SimulatedNode]:
 def test_an_agent_that_ends_around_the_moment_in_which_another_node_takes_over(
     first: str, last: str, back: float | None
 ) -> None:
-    """It hears nothing of that, while its program answers on; it may be back without the API server."""
+    """It receives nothing, while its program keeps answering; it may return without the API server."""
     for seconds in SWEEP:
         world, leader = led()
         world.happen(first, leader)

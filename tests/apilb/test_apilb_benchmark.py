@@ -1,4 +1,4 @@
-"""The benchmark of load balancers of API servers, with a handful of everything: each row is measured, and its tables have every row."""
+"""The benchmark of load balancers of API servers, with small numbers: each row is measured, and its tables have every row."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_small_run_gives_every_row() -> None:
     assert burden[HAPROXY]["haproxy"] > 5 * burden[NATIVE]["haproxy"], (
         "the transfer went by HAProxy, and by HAProxy alone"
     )
-    assert set(rows["changes"]) == {NATIVE, HAPROXY}  # tests/apilb/test_through_changes.py looks at it
+    assert set(rows["changes"]) == {NATIVE, HAPROXY}  # tests/apilb/test_through_changes.py checks it
     for row in ("outages", "fast-outages"):
         assert [trial["failure"] for trial in rows[row]["trials"]] == list(FAILURES)
         for trial in rows[row]["trials"]:

@@ -1,4 +1,4 @@
-"""Pool files, hosts and the state together: the commands as a person gives them, against a real podman and sshd."""
+"""Pool files, hosts and the state together: the commands of a user, with a real podman and sshd."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Done(NamedTuple):
 
 
 class Files:
-    """config.yaml in a folder of its own, and commands with it."""
+    """config.yaml in a separate folder, and commands with it."""
 
     def __init__(self, lab: HostLab, folder: Path) -> None:
         self.lab, self.folder = lab, folder
@@ -201,7 +201,7 @@ def test_an_instance_and_a_pool_that_are_gone_from_the_files(files: Files) -> No
         (one.name, "remove"),
         (two.name, "none"),
         (three.name, "none"),
-    ]  # the seed would make them anew
+    ]  # the seed would recreate them
     assert files("apply", "--yes").code == 0
     assert one.name not in files.lab.names()
     assert not Path(one.host_config_path).exists()
@@ -216,7 +216,7 @@ def test_destroy(files: Files) -> None:
     one, two = files.instance(), files.instance()
     files.write(one, two)
     assert files("apply", "--yes").code == 0
-    files.state.unlink()  # what a label says is ours is removed nevertheless
+    files.state.unlink()  # a container with lbagent's label is removed anyway
     assert files("destroy", "--yes").code == 0
     assert not files.lab.names() & {one.name, two.name}
     assert files("destroy") == NOTHING
@@ -229,7 +229,7 @@ def test_the_state_is_written_also_on_failure(files: Files) -> None:
     done = files("apply", "--yes")
     assert done.code == 1
     assert done.err == (
-        "error: direct: the image localhost/none:1 is not there and is not pulled unasked: pull it there, or say --pull."
+        "error: direct: the image localhost/none:1 is missing, and is pulled only on request: pull it there, or give --pull."
         " Nothing was changed\n"
     )
     assert files.state.stat().st_mode & 0o7777 == 0o600
@@ -283,7 +283,7 @@ def test_export_and_restore(files: Files, tmp_path: Path) -> None:
 
 
 def test_the_seeds_container_is_taken_over(files: Files) -> None:
-    """It has no label and the file itself is mounted: it is made anew, once."""
+    """It has no label and the file itself is mounted: it is recreated, once."""
     one = files.instance()
     path = Path(one.host_config_path)
     path.parent.mkdir(parents=True)
@@ -327,7 +327,7 @@ def test_a_file_of_another_is_not_touched(files: Files) -> None:
     for verb in (("plan",), ("apply", "--yes")):
         done = files(*verb)
         assert (done.code, done.out) == (4, "")
-        assert f"{path} on direct is there and was not written by lbagent" in done.err
+        assert f"{path} on direct exists and was not written by lbagent" in done.err
     assert path.read_text() == "global\n"
     assert one.name not in files.lab.names()
 
@@ -402,7 +402,7 @@ def test_native_mode_writes_its_file_alone(files: Files) -> None:
 
 
 def test_over_ssh(files: Files) -> None:
-    """Another way to the host changes nothing there; a host that only the state knows is reached with its pool's password."""
+    """Another access to the host changes nothing there; a host that is only in the state gets its pool's password."""
     one, sshd = files.instance(), files.lab.sshd
     ssh = {"address": "127.0.0.1", "password": sshd.password, "hostKey": sshd.host_key(), "retryTimeout": "30s"}
 

@@ -1,4 +1,4 @@
-"""What the state says after a plan, without a host: the present way to each one, and nothing of what was refused."""
+"""The state after a plan, without a host: the present access to each one, and nothing of a refused one."""
 
 from __future__ import annotations
 

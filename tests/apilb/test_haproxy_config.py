@@ -1,4 +1,4 @@
-"""haproxy.cfg: the seed's directives by default, our keys' where they are given; HAProxy itself accepts it."""
+"""haproxy.cfg: the seed's directives by default, those of lbagent's keys if given; HAProxy itself accepts it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_our_keys_add_theirs() -> None:
         f"server 1 b.example:6443 verify required ca-file /etc/haproxy/pki/ca.pem check check-ssl {options}",
     ]
     assert "ca-file /usr/local/etc/haproxy/pki/ca.pem check" in container_config(given)
-    with pytest.raises(ValueError, match="is not in /etc/haproxy, the one folder"):
+    with pytest.raises(ValueError, match="is not in /etc/haproxy, the only folder"):
         container_config(instance("healthCheck: {caFile: /etc/kubernetes/ca.pem}"))
     assert container_config(instance()) == haproxy_config(instance())
 

@@ -1,4 +1,4 @@
-"""The plan: what is wanted, known and observed, and the one step that follows."""
+"""The plan: desired, recorded and observed instances, and the step that follows."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_file_of_another_is_refused(wanted: Instance) -> None:
     assert steps == []
     assert isinstance(error, Refused)
     assert str(error).startswith(
-        f"{wanted.host_config_path} on direct is there and was not written by lbagent; it stays"
+        f"{wanted.host_config_path} on direct exists and was not written by lbagent; it is not changed"
     )
 
 
@@ -181,7 +181,7 @@ def test_another_host_is_another_instance() -> None:
 
 
 def test_one_name_on_several_hosts_and_in_any_order() -> None:
-    """The seed knows instances by their place in the list: without the first one, all others are made anew."""
+    """The seed identifies instances by their place in the list: without the first one, it recreates all others."""
     hosts = [SshAccess(address=each) for each in "abc"]
     recorded = [replace(KNOWN, ssh=each) for each in hosts]
     pairs = paired([replace(WANTED, ssh=each) for each in (hosts[2], hosts[1])], recorded)

@@ -1,4 +1,4 @@
-"""No connection fails, and none gets to a removed server, while servers come and go, files are edited, the agent is restarted and HAProxy reloaded.
+"""No connection fails, and none gets to a removed server, while servers are added and removed, files are edited, the agent is restarted and HAProxy reloaded.
 
 `make bench-apilb` makes 10,000 connections by each in the same way; here are a few hundred.
 """

@@ -1,1 +1,1 @@
-"""The chaos run: everything around the agent misbehaves, in an order that a seed gives, while honest clients are watched."""
+"""The chaos run: everything around the agent fails, in the order of a seed, while clients are checked."""

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos [--seed N] [--seconds S] [--attach xdp|tc]...`: the chaos run. Exit code 1 when an honest client saw a fault."""
+"""`python -m tests.chaos [--seed N] [--seconds S] [--attach xdp|tc]...`: the chaos run. Exit code 1 if a client had a fault."""
 
 from __future__ import annotations
 

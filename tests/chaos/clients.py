@@ -1,4 +1,4 @@
-"""Honest clients: connections that stay open, new connections, datagrams. Each exchange is judged by the outages it met."""
+"""Clients: open connections, new connections, datagrams. Each exchange is judged by the outages during it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.e2e.cluster import DNS, WEB
 from tests.lab import traffic
 from tests.lab.netns import Namespace
 
-ANSWER_S = 3.0  # an exchange without an excuse: a busy machine, and one TCP retransmission
+ANSWER_S = 3.0  # limit of an exchange without an outage: a busy machine, and one TCP retransmission
 GIVE_UP_S = 40.0
-KEPT = 4  # open connections a VIP
+KEPT = 4  # open connections per VIP
 PAUSE_S = 0.05
 AGAIN = "no answer"
 
 
 class Verdicts:
-    """What became of all exchanges."""
+    """The results of all exchanges."""
 
     def __init__(self, outages: Outages) -> None:
         """Judge by these outages."""
@@ -29,11 +29,11 @@ class Verdicts:
         self.begun = time.monotonic()
         self.counts: Counter[str] = Counter()
         self.faults: list[str] = []
-        self.longest_s = 0.0  # without an excuse
+        self.longest_s = 0.0  # without an outage
         self._lock = threading.Lock()
 
     def judge(self, kind: str, who: str, start: float, error: str = "") -> None:
-        """Count an exchange with a backend (EVERYONE where it is not known) that ends now."""
+        """Count an exchange with a backend (EVERYONE if unknown) that ends now."""
         end = time.monotonic()
         excuse = self.outages.excuse(who, start, end)
         with self._lock:
@@ -46,7 +46,7 @@ class Verdicts:
                 self._fault(f"{kind} to {who}: {end - start:.1f} s, an outage excuses {excuse:.1f} s")
 
     def fault(self, text: str) -> None:
-        """Count a fault; the first 50 are kept as text."""
+        """Count a fault; the first 50 are stored as text."""
         with self._lock:
             self._fault(text)
 
@@ -57,12 +57,12 @@ class Verdicts:
 
 
 def _own_outage(error: str) -> bool:
-    """Say whether an error is what a host says of a link that is down, its own or one on the way."""
+    """Return whether an error reports a link that is down, the host's own or one on the path."""
     return any(f"[Errno {number}]" in error for number in (errno.ENETUNREACH, errno.EHOSTUNREACH))
 
 
 class Clients:
-    """All honest clients of a run, in threads; a context manager."""
+    """All clients of a run, in threads; a context manager."""
 
     def __init__(self, space: Namespace, outages: Outages) -> None:
         """Prepare the clients of one namespace."""
@@ -80,7 +80,7 @@ class Clients:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop all and wait for what is under way."""
+        """Stop all and wait for pending exchanges."""
         self._end.set()
         for thread in self._threads:
             thread.join(GIVE_UP_S + 5)
@@ -90,7 +90,7 @@ class Clients:
             work(vip)
 
     def _kept(self, vip: str) -> None:
-        """Ask on one connection for ever; it must never end."""
+        """Send requests on one connection without an end; it must stay open."""
         sock, who = None, EVERYONE
         while not self._end.is_set():
             start, error = time.monotonic(), ""
@@ -106,7 +106,7 @@ class Clients:
             sock.close()
 
     def _opening(self, vip: str) -> None:
-        """Open a connection, ask once, close it."""
+        """Open a connection, send one request, close it."""
         while not self._end.is_set():
             start, error = time.monotonic(), ""
             try:
@@ -118,7 +118,7 @@ class Clients:
             time.sleep(PAUSE_S)
 
     def _asking(self, vip: str) -> None:
-        """Ask by datagrams; what is not answered is asked again every second, as a resolver does."""
+        """Send requests by datagrams; repeat them every second without an answer, as a resolver does."""
         while not self._end.is_set():
             start = time.monotonic()
             error = self._ask(vip)

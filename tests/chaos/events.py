@@ -1,4 +1,4 @@
-"""What happens to the node, its links, its agent and its manifests in a chaos run. Each event ends with all as it was before."""
+"""Events of the node, its links, its agent and its manifests in a chaos run. Each event restores the earlier state."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from tests.lab.topology import ROOT
 
 NETS = {"b1": ("10.77.1", "fd77:1"), "b2": ("10.77.2", "fd77:2"), "client": ("10.77.0", "fd77")}
 DEVICES = {"b1": "lan1", "b2": "lan2", "client": "wan"}
-FLOOD_RATE = 2000  # packets a second: sender, node and backends share this machine
-NODE_S = 120.0  # new programs, or an agent, are there within, on a machine with other work
+FLOOD_RATE = 2000  # packets per second: sender, node and backends share this machine
+NODE_S = 120.0  # time-out for new programs, or an agent, on a busy machine
 
 
 @dataclass
 class World:
-    """What an event may touch."""
+    """The parts that an event may change."""
 
     cluster: Cluster
     outages: Outages
     generator: random.Random
 
     def pause(self, least: float, most: float) -> None:
-        """Wait for a time that the seed gives."""
+        """Wait for a time from the seed."""
         time.sleep(self.generator.uniform(least, most))
 
 
@@ -40,7 +40,7 @@ Event = Callable[[World], str]
 
 
 def prepare(cluster: Cluster) -> None:
-    """Make the laboratory one that can be disturbed: IPv6 addresses outlive a link's fall, forged sources have a way back."""
+    """Prepare the laboratory: IPv6 addresses survive a link that goes down, forged sources have a return route."""
     for space in cluster.lab.namespaces.values():
         space.sysctl("ipv6/conf/all/keep_addr_on_down", 1)
         space.sysctl("ipv6/conf/default/keep_addr_on_down", 1)
@@ -63,7 +63,7 @@ def _up(world: World, role: str) -> None:
 
 
 def carrier(world: World) -> str:
-    """A cable is pulled and put back."""
+    """A cable is pulled and plugged in again."""
     role = world.generator.choice(("b1", "b2", "client"))
     device = "c0" if role == "client" else "e0"
     start = time.monotonic()
@@ -75,7 +75,7 @@ def carrier(world: World) -> str:
 
 
 def neighbours_flushed(world: World) -> str:
-    """The node forgets its neighbours."""
+    """The node's neighbour table is flushed."""
     role = world.generator.choice(("b1", "b2", "client"))
     device = DEVICES[role]
     for family in ("-4", "-6"):
@@ -84,11 +84,11 @@ def neighbours_flushed(world: World) -> str:
 
 
 def neighbour_deleted(world: World) -> str:
-    """The node forgets one neighbour."""
+    """One neighbour is flushed."""
     role = world.generator.choice(("b1", "b2", "client"))
     address = NETS[role][0] + ".2" if world.generator.random() < 0.5 else NETS[role][1] + "::2"
     family = "-6" if ":" in address else "-4"
-    # `flush` and not `del`: it does not fail where there is no entry
+    # `flush` and not `del`: it does not fail without an entry
     run("ip", family, "-n", world.cluster.lab.node.name, "neigh", "flush", "to", address, "dev", DEVICES[role])
     return f"neighbour {address} deleted"
 
@@ -103,7 +103,7 @@ def renamed(world: World) -> str:
 
 
 def killed(world: World) -> str:
-    """The agent dies and is started again."""
+    """The agent is killed and restarted."""
     world.cluster.agent.kill()
     world.pause(0.0, 2.0)
     world.cluster.agent.start()
@@ -111,7 +111,7 @@ def killed(world: World) -> str:
 
 
 def stopped(world: World) -> str:
-    """The agent stands still for a while."""
+    """The agent is stopped (SIGSTOP) for a while."""
     process = world.cluster.agent.process
     assert process is not None
     process.send_signal(signal.SIGSTOP)
@@ -140,7 +140,7 @@ def sized(entries: int) -> str:
 
 
 def edited(world: World) -> str:
-    """Another Service comes and goes, with the backends of ours."""
+    """Another Service with the same backends is added and removed."""
     number = world.generator.randrange(200)
     Manifest("other", [f"10.96.9.{number}"], world.cluster.endpoints("b1", "b2", "b3"), port=81).write(
         world.cluster.folder
@@ -172,14 +172,14 @@ def broken_manifest(world: World) -> str:
 
 
 def flooded(world: World) -> str:
-    """A flood, while nothing else happens; others run beside the events (run.py)."""
+    """A flood without other events; other floods run during events (run.py)."""
     process, text = start_flood(world, world.generator.uniform(3, 6))
     process.wait()
     return text
 
 
 def start_flood(world: World, seconds: float) -> tuple[subprocess.Popen[str], str]:
-    """Start a flood of a kind that the seed gives; return its process and a text."""
+    """Start a flood of a kind from the seed; return its process and a text."""
     generator, lab = world.generator, world.cluster.lab
     kind, few = generator.choice(KINDS), generator.random() < 0.5
     argv = [sys.executable, "-m", "tests.chaos.flood", "--kind", kind, "--device", "c0", "--seconds", str(seconds)]
@@ -197,7 +197,7 @@ def recovered(world: World) -> None:
     wait_for(lambda: world.cluster.agent.api.status()["ready"], "the agent's readiness", NODE_S)
 
 
-EVENTS: dict[str, tuple[Event, int]] = {  # how often, against the others
+EVENTS: dict[str, tuple[Event, int]] = {  # relative frequency
     "carrier": (carrier, 4),
     "neighbours flushed": (neighbours_flushed, 3),
     "neighbour deleted": (neighbour_deleted, 3),

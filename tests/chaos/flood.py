@@ -1,7 +1,7 @@
-"""A flood: frames with forged sources, written straight to the client's device. `python -m tests.chaos.flood --help`.
+"""A flood: frames with forged sources, written directly to the client's device. `python -m tests.chaos.flood --help`.
 
-The kinds are SYNs, ACKs of no connection, and datagrams, to ports that answer, refuse or stay silent. Forged sources lie in networks
-that the node routes to the client's namespace, which takes no notice of the answers.
+The kinds are SYNs, ACKs of no connection, and datagrams, to ports that answer, refuse or stay silent. Forged sources are in networks
+that the node routes to the client's namespace, which ignores the answers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def packet(kind: str, source: str, vip: str, port: int, generator: random.Random
 
 
 def frames(options: argparse.Namespace, count: int) -> Iterator[bytes]:
-    """Make `count` frames; an ACK comes twice, as a stubborn client's would."""
+    """Create `count` frames; each ACK twice, as from a client that retransmits."""
     generator = random.Random(options.seed)
     networks = {4: ipaddress.ip_network(FORGED[0]), 6: ipaddress.ip_network(FORGED[1])}
     link = Ether(src=options.source_mac, dst=options.mac)
@@ -65,7 +65,7 @@ def send(options: argparse.Namespace) -> int:
             time.sleep(ahead)
         try:
             wire.send(frame)
-        except OSError:  # the link is down just now
+        except OSError:  # the link is down at the moment
             time.sleep(BATCH_S)
         sent += 1
     return sent

@@ -1,4 +1,4 @@
-"""What was broken, when and for whom: the excuse that a slow answer needs."""
+"""What failed, when and for which backend: a slow answer is allowed only with an outage."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 EVERYONE = "*"  # the clients' own side was down
-# TCP doubles its waits: a connection that met an outage of d seconds asks again at most d seconds after its end, and then a
-# neighbour must be resolved, on a machine with other work.
+# TCP doubles its waits: after an outage of d seconds a connection retransmits at most d seconds after its end, and then a
+# neighbour must be resolved, on a busy machine.
 RECOVERY_S = 3.0
 
 
 @dataclass
 class Outage:
-    """A time in which one backend (or the client's side) could not be reached, by no fault of the load balancer's."""
+    """A period in which one backend (or the client's side) was unreachable without a fault of the load balancer."""
 
     who: str
     start: float
@@ -27,13 +27,13 @@ class Outages:
     """All outages of a run; used by several threads."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start with none."""
         self._all: list[Outage] = []
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def of(self, who: str) -> Iterator[None]:
-        """Note an outage around a block."""
+        """Record an outage around a block."""
         outage = Outage(who, time.monotonic())
         with self._lock:
             self._all.append(outage)
@@ -45,7 +45,7 @@ class Outages:
     def excuse(self, who: str, start: float, end: float) -> float:
         """Return how many seconds an exchange with `who` (EVERYONE: any backend) from `start` to `end` may have taken.
 
-        Each outage that it met, or that ended just before it began, excuses twice its length and RECOVERY_S.
+        Each outage during it, or one that ended just before it began, allows twice its length and RECOVERY_S.
         """
         with self._lock:
             met = [

@@ -1,4 +1,4 @@
-"""One chaos run over one hook: events in the order of a seed, floods beside them, honest clients all the time."""
+"""One chaos run with one hook: events in the order of a seed, floods, and clients all the time."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.lab.netns import LabError
 
 QUIET_S = (0.3, 1.5)  # between two events
 SETTLE_S = 3.0  # after the last event
-FLOOD_BESIDE = 0.3  # chance that a flood begins beside an event
+FLOOD_BESIDE = 0.3  # probability that a flood starts with an event
 
 
 @dataclass
 class Result:
-    """What a run did and what its clients saw."""
+    """The events of a run and the results of its clients."""
 
     seed: int
     attach: str
@@ -49,7 +49,7 @@ class Result:
 
 
 def run(cluster: Cluster, seed: int, seconds: float, say: Callable[[str], None]) -> Result:
-    """Disturb a cluster for so long; the same seed gives the same events with the same choices."""
+    """Run events on a cluster for so long; the same seed gives the same events with the same choices."""
     generator, outages = random.Random(seed), Outages()
     world, result = World(cluster, outages, generator), Result(seed, cluster.agent.attach)
     config = cluster.agent.manifests.parent / "agent.yaml"

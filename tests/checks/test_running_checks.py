@@ -79,7 +79,7 @@ def test_an_address_that_another_host_claims_or_has() -> None:
     assert brief([claimed, taken]) == [("address-conflict", "10.0.0.7"), ("address-conflict", "::7")]
     assert claimed.text == (
         "10.0.0.7 is claimed: the host with the MAC address 02:aa:00:00:00:07 answers for it, too; "
-        "this node goes on announcing it (l2.conflict: defend)"
+        "this node continues to announce it (l2.conflict: defend)"
     )
     assert "it is not announced" in taken.text
     assert brief(check_conflicts(Some(announcer=Some(conflicts=list)))) == []

@@ -24,7 +24,7 @@ Run = Callable[..., Done]
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing an operator's shell exports speaks here."""
+    """Remove the variables that an operator's shell exports."""
     for name in [name for name in os.environ if name.startswith("LBAGENT_")]:
         monkeypatch.delenv(name)
 

@@ -1,4 +1,4 @@
-"""`lbagent apilb`: what needs no host: show, render, plan --offline, export --offline; and how faults and questions end."""
+"""`lbagent apilb`: commands without a host: show, render, plan --offline, export --offline; errors and confirmations."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_faults_are_a_line_each(lb: Run, tmp_path: Path) -> None:
     for verb in ("show", "render", "plan", "apply", "destroy", "export", "status"):
         done = lb("apilb", verb, "-f", str(path))
         assert (done.code, done.out, done.err.splitlines()) == (2, "", [
-            f"{path}:1: servers[0]: ':' is no HOST[:PORT]",
+            f"{path}:1: servers[0]: ':' is not HOST[:PORT]",
             f"{path}:2: mode: unknown value 'x'; one of haproxy, native is possible",
             f"{path}:3: apiLoadBalancers[0].bindAddress: bindAddress can't be empty",
         ])  # fmt: skip
@@ -222,7 +222,7 @@ apiLoadBalancers: [{{mode: native, hostConfigPath: {config.parent}/d/x.yaml}}]
 
 
 def test_it_starts_without_what_hosts_need(config: Path) -> None:
-    """Most runs reach no host: asyncssh alone would cost them half a second."""
+    """Most runs connect to no host: the import of asyncssh would cost half a second."""
     code = "import sys; from lbagent.cli.main import run; run(sys.argv[1:]); print(sorted({'docker', 'asyncssh', 'msgspec'} & sys.modules.keys()))"
     command = [sys.executable, "-c", code, "apilb", "plan", "--offline", "-f", str(config)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -81,7 +81,7 @@ def test_flows_not_counted_yet(lb: Run, agent: Agent) -> None:
     ],
 )
 def test_set_state_both_orders(lb: Run, agent: Agent, words: list[str]) -> None:
-    """ADDRESS STATE and STATE ADDRESS...; the answer is what holds now."""
+    """ADDRESS STATE and STATE ADDRESS...; the answer is the present state."""
     done = lb("backend", "set-state", *words, "-o", "json")
     assert done.code == 0
     rows = json.loads(done.out)
@@ -95,7 +95,7 @@ def test_set_state_both_orders(lb: Run, agent: Agent, words: list[str]) -> None:
     "words", [["pod/shop/web-0", "maintenance"], ["maintenance", "pod/shop/web-0", "10.0.0.53:53"]]
 )
 def test_set_state_of_a_pod(lb: Run, agent: Agent, words: list[str]) -> None:
-    """Every backend of the Pod, in both orders of the words, beside addresses."""
+    """Every backend of the Pod, in both orders of the words, together with addresses."""
     done = lb("backend", "set-state", *words, "-o", "name")
     assert done.code == 0
     assert done.out.splitlines() == ["10.0.0.9:8080/TCP", "10.0.0.10:8080/TCP", "10.0.0.53:53/UDP"][: len(words)]
@@ -125,7 +125,7 @@ def test_drain_of_a_pod(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_address_without_a_protocol_means_every_protocol(lb: Run, agent: Agent) -> None:
-    """It changed TCP alone, in silence."""
+    """It changed only TCP, without a message."""
     dns = agent.current.services[4]
     tcp = Backend(5, L3n4Addr.parse("10.0.0.53:53/TCP"))
     udp = replace(dns.slotless[0], state=BackendState.ACTIVE)
@@ -149,7 +149,7 @@ def test_an_address_without_a_protocol_means_every_protocol(lb: Run, agent: Agen
     ],
 )
 def test_set_state_by_address_node_and_service(lb: Run, agent: Agent, words: list[str], names: list[str]) -> None:
-    """What is terminating stays so, and is said, when it was not named itself."""
+    """A terminating backend stays so, with a message, if it was not named itself."""
     done = lb("backend", "set-state", "maintenance", *words, "-o", "json")
     assert done.code == 0, done.err
     assert [row["address"] for row in json.loads(done.out)] == names
@@ -188,7 +188,7 @@ def test_backends_are_named_once(lb: Run, agent: Agent, words: list[str]) -> Non
 def test_the_last_backend_of_a_service_is_not_taken_in_passing(
     lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch, verb: list[str]
 ) -> None:
-    """Nobody can be asked: exit code 4, the Service named, nothing changed. With --yes it is done."""
+    """Without a terminal: exit code 4, the Service named, nothing changed. With --yes it is done."""
     web = agent.current.services[1]
     agent.advance((replace(web, selectable=web.selectable[:1], unselectable=()), *agent.current.services[2:]))
     generation = agent.current.generation
@@ -243,13 +243,13 @@ def test_who_set_a_state_and_since_when(lb: Run, agent: Agent) -> None:
 
 
 def test_a_state_that_does_not_act_is_nobodys(lb: Run, agent: Agent) -> None:
-    """The Pod terminates, whatever the operator has said."""
+    """The Pod terminates, regardless of the operator's state."""
     agent.set_by = {L3n4Addr.parse("10.0.0.11:8080"): SetBy(BackendState.MAINTENANCE, "operator", 1.0)}
     assert "set_by" not in _rows(lb)[2]
 
 
 def test_clear_state(lb: Run, agent: Agent) -> None:
-    """Rows of what was cleared; where nothing was set, a sentence and exit code 0."""
+    """Rows of the cleared backends; if no state was set, a sentence and exit code 0."""
     agent.set_by = {
         L3n4Addr.parse(text): SetBy(BackendState.ACTIVE, "operator") for text in ("10.0.0.9:8080", "10.5.5.5:80")
     }
@@ -331,7 +331,7 @@ def test_a_word_that_is_no_backend(lb: Run, agent: Agent, verb: list[str], word:
 
 
 def test_drain_reports_what_it_waits_for(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On stderr, at once and when the number of flows changes; stdout has the result alone."""
+    """On stderr, at once and when the number of flows changes; stdout has only the result."""
     flows: list[dict[int, int]] = [{1: 9}, {1: 9}, {1: 7}, {1: 7}, {1: 3}, {}]
     sweeps = iter(range(5, 20))
 
@@ -369,7 +369,7 @@ def test_drain_waits_for_a_sweep_of_its_own(lb: Run, agent: Agent, monkeypatch: 
 
 
 def test_drain_times_out(lb: Run, agent: Agent) -> None:
-    """Exit code 6 with what is left; the backend stays in maintenance."""
+    """Exit code 6 with the remaining flows; the backend stays in maintenance."""
     done = lb("backend", "drain", "10.0.0.9:8080", "--timeout", "50ms")
     assert done.code == 6
     assert "10.0.0.9:8080/TCP 5" in done.err
@@ -454,7 +454,7 @@ def test_drain_follows_again_when_the_agent_is_back(lb: Run, agent: Agent, monke
     monkeypatch.setattr("lbagent.cli.verbs.backend.RECONNECT_S", 0.0)
     done = lb("backend", "drain", "10.0.0.9:8080", "--timeout", "30s")
     assert (done.code, done.out) == (5, "")
-    assert "the drain goes on as soon as an agent runs" in done.err
+    assert "the drain continues when an agent runs" in done.err
 
 
 @pytest.mark.parametrize("body", [{"timeout_s": -1}, {"timeout_s": "x"}, {}])
@@ -465,7 +465,7 @@ def test_drain_refused_by_the_agent(agent: Agent, body: dict[str, Any]) -> None:
 
 
 def test_drain_of_an_agent_that_does_not_answer(lb: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It accepts and says nothing, as a stopped process does; the wait asked for counts, not a request's own limit."""
+    """It accepts and sends nothing, like a stopped process; the given wait counts, not a request's own limit."""
     monkeypatch.setattr("lbagent.cli.verbs.backend.ANSWER_S", 0.01)
     path = str(tmp_path / "silent.sock")
     with socket.socket(socket.AF_UNIX) as silent:
@@ -477,7 +477,7 @@ def test_drain_of_an_agent_that_does_not_answer(lb: Run, tmp_path: Path, monkeyp
 
 
 def test_set_state_from_many_at_once(agent: Agent, lb: Run) -> None:
-    """Concurrent writers each get an answer of their own."""
+    """Concurrent writers each get their own answer."""
     got: list[str] = []
 
     def write(address: str) -> None:

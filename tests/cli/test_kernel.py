@@ -32,7 +32,7 @@ SMALL = Sizes(
 
 @pytest.fixture
 def bpffs(tmp_path: Path) -> Iterator[Path]:
-    """A bpf file system of its own, with the maps a plan describes in it."""
+    """A separate bpf file system, with the maps of a plan in it."""
     path = tmp_path / "bpffs"
     folder = tmp_path / "manifests"
     folder.mkdir()
@@ -48,12 +48,12 @@ def bpffs(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_map_dump(lb: Run, bpffs: Path) -> None:
-    """What `plan` printed is what the kernel holds."""
+    """The kernel has the entries that `plan` printed."""
     assert lb("map", "dump", "--bpffs", str(bpffs)) == (0, DUMP, "")
 
 
 def test_map_dump_as_json(lb: Run, bpffs: Path) -> None:
-    """The words of the lines in lower case, numbers as numbers."""
+    """The fields of the lines in lower case, numbers as numbers."""
     rows = json.loads(lb("map", "dump", "--bpffs", str(bpffs), "-o", "json").out)
     assert [row["kind"] for row in rows] == [line.partition(":")[0] for line in DUMP.splitlines()]
     for row, line in zip(rows, DUMP.splitlines(), strict=True):
@@ -75,7 +75,7 @@ def test_verify_as_json(lb: Run, bpffs: Path) -> None:
 
 
 def test_a_plan_with_the_ids_of_the_maps(lb: Run, bpffs: Path, tmp_path: Path) -> None:
-    """A Service that sorts first and is not in the maps yet takes no id of the others, which `diff` then shows as equal."""
+    """A Service that sorts first and is not in the maps yet gets no id of the others, which `diff` then shows as equal."""
     folder = tmp_path / "manifests"
     (folder / "a.yaml").write_text(FIRST)
     fresh = lb("plan", "-f", str(folder)).out.splitlines()
@@ -97,7 +97,7 @@ def test_without_bpffs_the_agent_says_where_its_maps_are(lb: Run, bpffs: Path, a
 
 
 def test_verify(lb: Run, bpffs: Path) -> None:
-    """All is well after a plan; a slot whose backend is gone is named."""
+    """No finding after a plan; a slot without its backend is named."""
     assert lb("verify", "--bpffs", str(bpffs)) == (0, "", "")
     with KernelMaps.open(bpffs, create=False) as maps:
         maps.delete_many("lb4_backend", [key for key, _ in maps.items("lb4_backend")])
@@ -107,7 +107,7 @@ def test_verify(lb: Run, bpffs: Path) -> None:
 
 
 def test_verify_looks_again(lb: Run, bpffs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent may write between its reads of two maps: what is whole at the second look was so."""
+    """An agent may write between the reads of two maps: an entry that is consistent at the second read is no finding."""
     with KernelMaps.open(bpffs, create=False) as maps:
         rows = list(maps.items("lb4_backend"))
         maps.delete_many("lb4_backend", [key for key, _ in rows])
@@ -120,7 +120,7 @@ def test_verify_looks_again(lb: Run, bpffs: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_verify_finds_a_frontend_without_its_slot_0(lb: Run, bpffs: Path) -> None:
-    """No packet finds it, though all else is there. Slot 0 of 10.96.0.1:80/TCP, by the bytes of its key (Cilium's layout)."""
+    """No packet finds it, although all other entries exist. Slot 0 of 10.96.0.1:80/TCP, by the bytes of its key (Cilium's layout)."""
     with KernelMaps.open(bpffs, create=False) as maps:
         key = next(key for key, _ in maps.items("lb4_service") if key[:8] == bytes((10, 96, 0, 1, 0, 80, 0, 0)))
         maps.delete_many("lb4_service", [key])
@@ -129,7 +129,7 @@ def test_verify_finds_a_frontend_without_its_slot_0(lb: Run, bpffs: Path) -> Non
 
 
 def test_verify_says_what_the_agent_finds(lb: Run, bpffs: Path, agent: Agent) -> None:
-    """An agent with these pins knows what they should hold; one with other pins is not asked."""
+    """An agent with these pins has their desired content; an agent with other pins gets no request."""
     agent.bpffs = str(bpffs)
     agent.differences = ["the path of backend 1 (10.244.1.1:8080/TCP) is not what its node and route ask for"]
     done = lb("verify")
@@ -146,7 +146,7 @@ def test_status_without_an_agent(lb: Run, bpffs: Path, tmp_path: Path) -> None:
 
 
 def test_cleanup(lb: Run, bpffs: Path) -> None:
-    """Everything pinned goes, once."""
+    """Every pin is removed, once."""
     done = lb("cleanup", "--bpffs", str(bpffs))
     assert done.code == 0
     assert "removed map lb4_service" in done.out

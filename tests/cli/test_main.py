@@ -23,7 +23,7 @@ HEAVY = {
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a fresh interpreter without this machine's site hooks in the way of the module list."""
+    """Run a new interpreter without this machine's site hooks, which would change the module list."""
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60)
 
 
@@ -107,7 +107,7 @@ def test_every_command_has_help(lb: Run, command: str) -> None:
 
 
 def test_no_flag_is_there_twice() -> None:
-    """Of two the later one would hide the other one."""
+    """With two the later one would replace the other one."""
 
     def check(command: click.Command, path: str) -> None:
         flags = [flag for option in command.params for flag in (*option.opts, *option.secondary_opts)]
@@ -158,7 +158,7 @@ def test_times_have_units_in_help(lb: Run) -> None:
     ],
 )
 def test_usage_errors_end_with_two(lb: Run, no_agent: None, command: str, hint: str) -> None:
-    """Exit code 2, words that help, no traceback, nothing on stdout."""
+    """Exit code 2, a helpful message, no traceback, nothing on stdout."""
     done = lb(*command.split())
     assert done.code == 2
     assert hint in done.err
@@ -193,13 +193,13 @@ def test_map_dump_without_maps(lb: Run, no_agent: None, tmp_path: Path) -> None:
 
 
 def test_no_rights_end_with_one(tmp_path: Path) -> None:
-    """A socket without permission to open it: the command runs as the user nobody."""
+    """A socket without permission to open it: the command runs as user 65534."""
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     directory = tmp_path / "closed"
     directory.mkdir(mode=0o700)
     script = f"import os; os.setuid(65534); from lbagent.cli.main import main; main(['svc', 'list', '--socket', '{directory}/a.sock'])"
-    code = "import lbagent.cli.verbs.svc, lbagent.cli.main; " + script  # loaded before the rights go
+    code = "import lbagent.cli.verbs.svc, lbagent.cli.main; " + script  # loaded before the rights are dropped
     done = python("-c", code)
     assert done.returncode == 1
     assert done.stderr.startswith("error: no permission to open")
@@ -207,7 +207,7 @@ def test_no_rights_end_with_one(tmp_path: Path) -> None:
 
 
 def test_errors_out_of_a_task_group(lb: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sentence and its code, however deep the group; a defect beside it is not hidden."""
+    """One sentence and its code, for any depth of the group; a defect in the same group is not hidden."""
     from lbagent.api import client
 
     def fail(*errors: Exception) -> None:
@@ -236,7 +236,7 @@ def test_debug_shows_the_traceback(lb: Run, no_agent: None, monkeypatch: pytest.
 def test_a_reader_that_has_enough(
     agent: Agent, monkeypatch: pytest.MonkeyPatch, words: list[str], unbuffered: str
 ) -> None:
-    """`lbagent svc list | head -1` ends quietly: much has been read, or nothing."""
+    """`lbagent svc list | head -1` ends without a message: much has been read, or nothing."""
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     agent.advance(agent.current.services[1:2] * 5000)
     with subprocess.Popen(
@@ -268,7 +268,7 @@ def test_completion_scripts(lb: Run, shell: str, word: str) -> None:
     ],
 )
 def test_completion_of_names(agent: Agent, words: str, expected: list[str]) -> None:
-    """What the agent knows is offered."""
+    """The completions are the agent's objects."""
     env = os.environ | {
         "_LBAGENT_COMPLETE": "bash_complete",
         "COMP_WORDS": words,
@@ -281,7 +281,7 @@ def test_completion_of_names(agent: Agent, words: str, expected: list[str]) -> N
 
 
 def test_a_file_that_is_not_there_inside_a_task_group(lb: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An OSError out of the agent's tasks is one sentence: the file, what is wrong with it."""
+    """An OSError from the agent's tasks is one sentence: the file and the problem."""
     missing = tmp_path / "none.json"
 
     def failing(_flags: object) -> None:

@@ -13,7 +13,7 @@ from tests.cli.test_kernel import bpffs  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 
-# a filter that lets every system call through but bpf: ld nr; jeq nr_bpf; ret errno; ret allow (seccomp(2))
+# a filter that allows every system call except bpf: ld nr; jeq nr_bpf; ret errno; ret allow (seccomp(2))
 FORBID = """
 import ctypes, os, platform, struct, sys
 number = {"x86_64": 321, "aarch64": 280}[platform.machine()]

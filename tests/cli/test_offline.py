@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_plan(lb: Run, no_agent: None, folder: Path) -> None:
-    """The lines of the dump contract, with no kernel, no root and no agent."""
+    """The lines of the dump contract, without kernel, root and agent."""
     done = lb("plan", "-f", str(folder), "-o", "dump")
     assert (done.code, done.err) == (0, "")
     assert done.out == DUMP
@@ -105,7 +105,7 @@ def test_config_check_names_the_line(lb: Run, tmp_path: Path) -> None:
 
 
 def test_config_check_reads_the_manifests_that_it_names(lb: Run, tmp_path: Path) -> None:
-    """A folder that is not there yet is no fault of the configuration."""
+    """A folder that does not exist yet is not an error of the configuration."""
     assert lb("config", "check", "--manifests", str(tmp_path / "none")) == (0, "configuration: ok\n", "")
     web = "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec:\n  clusterIP: 10.96.0.9\n  ports: [{port: %d}]\n"
     (tmp_path / "web.yaml").write_text(web % 80)
@@ -117,7 +117,7 @@ def test_config_check_reads_the_manifests_that_it_names(lb: Run, tmp_path: Path)
 
 
 def test_doctor(lb: Run) -> None:
-    """One finding a line, advice under it; JSON has the same."""
+    """One finding per line, advice under it; JSON has the same."""
     done = lb("doctor", "--device", "no-such-dev0")
     rows = json.loads(lb("doctor", "--device", "no-such-dev0", "-o", "json").out)
     assert done.code in (1, 3, 77)
@@ -128,7 +128,7 @@ def test_doctor(lb: Run) -> None:
 
 @pytest.mark.root
 def test_doctor_of_a_device_that_is_not_there(lb: Run) -> None:
-    """3, as for every device that is unknown; 1 when there is more than that."""
+    """3, as for every unknown device; 1 if there are other errors."""
     assert lb("doctor", "--device", "no-such-dev0").code == 3
     assert lb("doctor", "--device", "no-such-dev0", "--artifact", "/none").code == 1
 
@@ -144,7 +144,7 @@ def test_cleanup_of_nothing(lb: Run, tmp_path: Path) -> None:
 
 
 def test_doctor_shows_the_conditions_of_the_agent_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault as a warning, the rest as notes; what doctor found itself is not shown twice."""
+    """A fault as a warning, the rest as notes; doctor's own findings are not shown twice."""
     fields = ("name", "subject", "text", "remedy", "mended", "severity")
     conditions = [
         dict(zip(fields, row, strict=True))

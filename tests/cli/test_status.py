@@ -62,7 +62,7 @@ def test_trouble_ends_with_one(lb: Run, agent: Agent, monkeypatch: pytest.Monkey
 
 
 def test_a_condition_ends_with_one(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is so and what to do; what was mended a moment ago is said too. Waiting for readiness does not wait for health."""
+    """The condition and the remedy; a recently repaired part is shown too. Waiting for readiness does not wait for health."""
     off = ConditionStatus("forwarding-off", "IPv4", "IPv4 forwarding is off", "sysctl -w net.ipv4.ip_forward=1")
     link = ConditionStatus(
         "link-detached", "eth0-xdp", "its link was detached; attached again", "", time.time() - 12.4, True
@@ -72,14 +72,14 @@ def test_a_condition_ends_with_one(lb: Run, agent: Agent, monkeypatch: pytest.Mo
     done = lb("status")
     assert done.code == 1
     assert "fault      IPv4 forwarding is off; sysctl -w net.ipv4.ip_forward=1" in done.out
-    assert "mended     its link was detached; attached again (12 s ago)" in done.out
+    assert "mended     its link was detached; attached again (12 s ago)" in done.out  # plain words: a word of status
     assert json.loads(lb("status", "-o", "json").out)["conditions"][1]["name"] == "forwarding-off"
     assert lb("status", "-o", "json").code == 1
     assert lb("status", "--wait", "5s").code == 0
 
 
 def test_what_is_degraded_does_not_hide_a_fault(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dead endpoint of a tenant is a line and exit code 0; a fault beside it comes first and ends with 1; --strict counts both."""
+    """An unreachable endpoint of a tenant is a line and exit code 0; a fault comes first and ends with 1; --strict counts both."""
     dead = ConditionStatus(
         "next-hop-unresolved", "10.7.0.9 eth0", "next hop 10.7.0.9 does not answer", severity="degraded"
     )
@@ -115,7 +115,7 @@ def test_a_sentence_is_shown_once(lb: Run, agent: Agent, monkeypatch: pytest.Mon
 
 
 def test_a_condition_of_an_earlier_agent_is_a_fault(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gives no severity."""
+    """It has no severity."""
     off = {"name": "forwarding-off", "subject": "IPv4", "text": "off", "remedy": "", "since": 0.0, "mended": False}
     answer = to_builtins(agent.status()) | {"conditions": [off]}
     monkeypatch.setattr(AgentClient, "status", lambda _self: answer)
@@ -156,7 +156,7 @@ def test_wait_never_found(lb: Run, no_agent: None) -> None:
 
 @pytest.mark.parametrize("word", ["0", "0.05", "50ms", "0m0s", "0.00001h"])
 def test_times(lb: Run, no_agent: None, word: str) -> None:
-    """All these are times, and short ones."""
+    """All these are short times."""
     assert lb("status", "--wait", word).code == 5
 
 

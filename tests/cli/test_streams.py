@@ -1,4 +1,4 @@
-"""Streams that are closed or full, terminals that cannot write a name, arguments that are no text."""
+"""Streams that are closed or full, terminals that cannot encode a name, arguments that are not text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_streams_that_are_closed_or_full(agent: Agent, redirect: str, words: str
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 @pytest.mark.parametrize("form", ["table", "json", "yaml", "name"])
 def test_names_that_the_terminal_cannot_write(agent: Agent, encoding: str, form: str) -> None:
-    """Nothing breaks; JSON and YAML stay what they are."""
+    """No error; JSON and YAML stay valid."""
     svc = agent.current.services[1]
     name = structs.replace(svc.name, namespace="läden", name="日本")
     agent.advance((structs.replace(svc, name=name),))
@@ -48,7 +48,7 @@ def test_names_that_the_terminal_cannot_write(agent: Agent, encoding: str, form:
     assert (done.returncode, done.stderr) == (0, b"")
     text = done.stdout.decode(
         "utf-8" if encoding == "ascii" else encoding
-    )  # click takes ASCII for a mistake: UTF-8 then
+    )  # click treats ASCII as a mistake and uses UTF-8
     if form in ("json", "yaml"):
         (row,) = yaml.safe_load(text)
         assert (row["namespace"], row["name"]) == ("läden", "日本")

@@ -71,7 +71,7 @@ def test_namespace(lb: Run, agent: Agent) -> None:
 
 
 def test_a_namespace_that_has_nothing_says_so(lb: Run, agent: Agent) -> None:
-    """Exit code 0: there is nothing wrong; JSON stays an empty list."""
+    """Exit code 0: it is not an error; JSON is an empty list."""
     done = lb("svc", "list", "-n", "nowhere")
     assert (done.code, done.err) == (0, "no service with namespace nowhere is served here\n")
     done = lb("svc", "list", "-n", "nowhere", "-o", "json")
@@ -135,7 +135,7 @@ def test_get_shows_source_ranges(lb: Run, agent: Agent) -> None:
 
 
 def test_frontends_that_no_object_names_are_marked(lb: Run, agent: Agent) -> None:
-    """The mark is a field of its own; the name in the list is text."""
+    """The mark is a separate field; the name in the list is text."""
     svc, other = agent.current.services[2], agent.current.services[3]
     agent.advance((replace(svc, name=RESTORED), other))
     done = lb("svc", "list")
@@ -161,7 +161,7 @@ def test_what_sources_outside_reach_is_not_called_non_routable(lb: Run, agent: A
 
 
 def test_a_list_fits_80_columns(lb: Run, agent: Agent) -> None:
-    """Names of a usual cluster and an IPv6 VIP; nothing is cut, and words are where they were."""
+    """Names of a usual cluster and an IPv6 VIP; nothing is cut, and the order of the columns is the same."""
     svc = agent.current.services[1]
     wide = replace(svc, id=12, frontend=L3n4Addr.parse("[fd00:96::10]:8443"), type=SVCType.LOAD_BALANCER)
     agent.advance((replace(wide, name=ServiceName("kube-system", "kube-dns")),))
@@ -173,7 +173,7 @@ def test_a_list_fits_80_columns(lb: Run, agent: Agent) -> None:
 
 
 def test_a_table_cuts_long_names_to_its_width(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in a pipe: 80 columns, or as many as $COLUMNS says. All other formats have the whole name."""
+    """Also in a pipe: 80 columns, or $COLUMNS. All other formats have the full name."""
     name = ServiceName("shop", "w" * 63)
     agent.advance((replace(agent.current.services[1], name=name), agent.current.services[-1]))
     for width in (80, 70):
@@ -188,7 +188,7 @@ def test_a_table_cuts_long_names_to_its_width(lb: Run, agent: Agent, monkeypatch
 
 
 def test_addresses_are_never_cut(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where they alone are too wide, the table is; a name keeps at least twelve characters."""
+    """If the headers alone are too wide, the table is too; a name keeps at least twelve characters."""
     monkeypatch.setenv("COLUMNS", "40")
     vip = "[2001:db8:1111:2222:3333:4444:5555:6666]:65535"
     agent.advance((replace(agent.current.services[1], frontend=L3n4Addr.parse(vip)),))
@@ -205,7 +205,7 @@ def test_addresses_are_never_cut(lb: Run, agent: Agent, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("words", ["svc list", "backend list", "backend set-state", "backend clear-state"])
 def test_help_says_that_tables_are_cut(lb: Run, words: str) -> None:
     text = " ".join(lb(*words.split(), "--help").out.split())
-    assert "A table cuts long names to fit the terminal, else 80 columns ($COLUMNS says another number)" in text
+    assert "A table cuts long names to fit the terminal, else 80 columns ($COLUMNS sets another number)" in text
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_watch_prints_changes(agent: Agent) -> None:
 
 
 def test_watch_ends_when_its_reader_has_left(agent: Agent) -> None:
-    """`lbagent svc list -w | head -1`, though nothing changes."""
+    """`lbagent svc list -w | head -1`, although nothing changes."""
     argv = [sys.executable, "-m", "lbagent", "svc", "list", "-w"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -310,7 +310,7 @@ def test_natural_order() -> None:
 
 
 def test_a_name_stays_in_its_line(lb: Run, agent: Agent) -> None:
-    """Manifests of a folder are not checked by an API server."""
+    """No API server checks the manifests of a folder."""
     svc = agent.current.services[1]
     agent.advance((replace(svc, name=replace(svc.name, name="a\nb\x1b[31m ü")),))
     assert lb("svc", "list").out.splitlines()[1].endswith("shop/a\\nb\\x1b[31m ü")
@@ -323,11 +323,11 @@ def test_table_of_nothing() -> None:
 
 
 def test_list_says_when_the_maps_hold_something_else(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On stderr, so that the table can be read by a program; JSON stays silent."""
+    """On stderr, so that a program can read the table; JSON has no message."""
     full = FailingService("10.96.0.10:80/TCP", "shop/web", "map lb4_service is full", 1.0)
     status = agent.status
     monkeypatch.setattr(agent, "status", lambda: replace(status(), failing=[full]))
-    assert lb("svc", "list").err == "1 frontends are not in the maps as listed; `lbagent status` says why\n"
+    assert lb("svc", "list").err == "1 frontends are not in the maps as listed; `lbagent status` shows why\n"
     assert lb("svc", "list", "-o", "json").err == ""
     agent.ready = False
     monkeypatch.setattr(agent, "status", status)

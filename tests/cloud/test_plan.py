@@ -1,4 +1,4 @@
-"""`lbagent cloud`: what Services of type LoadBalancer would get, from manifests alone."""
+"""`lbagent cloud`: what Services of type LoadBalancer would get, from manifests."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_wish(planner: Planner) -> None:
     assert rows["shop/a"]["addresses"] == ["10.0.0.2"]
     assert (rows["shop/b"]["addresses"], rows["shop/b"]["message"]) == (
         [],
-        "10.0.0.7 is wished for, and no pool has it",
+        "10.0.0.7 is requested, and no pool has it",
     )
 
 
@@ -214,7 +214,7 @@ def test_source_ranges_that_are_refused_are_named(planner: Planner) -> None:
     ("arguments", "problem"),
     [
         (["--provider", "cloudy"], "unknown provider 'cloudy'; there are: none, pool"),
-        (["--provider", "pool"], "provider pool needs the file that names its pools"),
+        (["--provider", "pool"], "provider pool needs the pools file"),
         (["--provider", "pool", "--config", "bad.yaml"], "bad.yaml:1: pools[0].addresses: it is missing"),
         (["--provider", "none", "-f", "nowhere"], "nowhere: No such file or directory"),
     ],
@@ -259,7 +259,7 @@ def test_of_a_provider_without_a_plan_its_own_only_status_is_known(planner: Plan
     finally:
         sys.path.remove(str(plug_in))
     assert (found["shop/web"]["action"], found["shop/web"]["addresses"]) == ("ensure", [])
-    assert "known when the provider is asked" in found["shop/web"]["message"]
+    assert "known after a request to the provider" in found["shop/web"]["message"]
     assert (found["shop/old"]["addresses"], found["shop/old"]["message"]) == (["10.0.0.9"], "")
     assert found["shop/web"]["name"] == "kubernetes-web"  # the plug-in's own
 

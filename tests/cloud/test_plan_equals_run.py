@@ -97,14 +97,14 @@ def nodes(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 def planned(service: dict[str, Any], machines: list[dict[str, Any]]) -> ObjectSnapshot:
-    """Return the objects as `cloud plan` reads them."""
+    """Return the objects of `cloud plan`."""
     one = decode_json("Service", json.dumps(service).encode(), NOWHERE).obj
     others = [decode_json("Node", json.dumps(each).encode(), NOWHERE).obj for each in machines]
     return ObjectSnapshot(services={KEY: one}, nodes={each.key: each for each in others})  # type: ignore[dict-item, union-attr]
 
 
 def run(service: dict[str, Any], machines: list[dict[str, Any]]) -> tuple[Service, list[Node]]:
-    """Return what the controller gives to a provider's `ensure`."""
+    """Return the controller's arguments for a provider's `ensure`."""
     raw = json.dumps(service).encode()
     one = watched(decode_json("Service", raw, NOWHERE).obj, raw)
     others = [
@@ -164,7 +164,7 @@ def test_port_mappings(
 
 @given(services(), st.sampled_from(["loadBalancerIP", "externalTrafficPolicy", "plain"]))
 def test_no_rule_sees_a_difference(service: dict[str, Any], field: str) -> None:
-    """The record of a manifest is that of the API's object in all that rules compare."""
+    """The record of a manifest equals that of the API's object in all fields that rules compare."""
     if field == "loadBalancerIP":
         service["spec"][field] = "10.0.0.9"
     if field == "externalTrafficPolicy":

@@ -1,4 +1,4 @@
-"""`lbagent cloud run`: what is refused before the server is asked, and providers that come as plug-ins."""
+"""`lbagent cloud run`: what is refused before a request to the server, and providers from plug-ins."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """A function that puts a package with entry points on Python's path."""
+    """A function that adds a package with entry points to Python's path."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "their_provider.py").write_text(MODULE)
@@ -133,7 +133,7 @@ def test_plug_ins_are_listed_and_made(lb: Run, no_agent: None, install: Install)
     assert isinstance(providers.make_provider("mine", factory, None, ""), CloudProvider)
     with pytest.raises(ConfigError, match="could not init cloud provider 'mine': KeyError"):
         providers.make_provider("mine", factory, "broken", "f")
-    with pytest.raises(ConfigError, match="gave a int, no CloudProvider"):
+    with pytest.raises(ConfigError, match="returned a int, not a CloudProvider"):
         providers.make_provider("other", providers.provider("other").load(), None, "")
     with pytest.raises(ConfigError, match="their_provider:nothing of theirs cannot be loaded: AttributeError"):
         providers.provider("gone").load()

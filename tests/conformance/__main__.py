@@ -21,7 +21,7 @@ from tests.conformance.node_cluster import NodeCluster
 from tests.lab.netns import LabError
 
 FOCUS = r"\[sig-network\]"
-HOW = {"process": NodeAgents, "daemonset": DaemonSetAgents}  # how agents get on the nodes
+HOW = {"process": NodeAgents, "daemonset": DaemonSetAgents}  # how agents are started on the nodes
 
 
 def arguments() -> argparse.Namespace:
@@ -62,7 +62,7 @@ def say(text: str) -> None:
 
 
 def run(options: argparse.Namespace, cluster: NodeCluster, folder: Path) -> bool:
-    """Install the agents, run the suite, say what was seen."""
+    """Install the agents, run the suite, print the findings."""
     at, ok = document.commit(), True
     parts = LoadBalancers(cluster, folder, options.load_balancers) if options.load_balancers else None
     expected = load_balancers.TITLES if parts else results.baseline((options.cluster / "baseline.txt").read_text())
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace, cluster: NodeCluster, folder: Path) -> bool
 
 
 def end(number: int, _frame: object) -> None:
-    """Leave by way of the clean-up."""
+    """Exit after the clean-up."""
     raise SystemExit(128 + number)
 
 

@@ -1,4 +1,4 @@
-"""Kubelet and kubectl of a node reach the API server by native pools alone, while it and the agent are killed and started again."""
+"""Kubelet and kubectl of a node reach the API server only by native pools, while it and the agent are killed and restarted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.lab.netns import LabError, wait_for
 
 LOCAL, ALL = "127.0.0.1:7443", "0.0.0.0:8443"
 SERVER_NAME = "kubernetes"  # in the certificate of every API server
-WITHIN_S = 300  # of what a kubelet does each ten seconds, on a machine with much other work
+WITHIN_S = 300  # of a kubelet's action every ten seconds, on a busy machine
 POD = "lbagent-apilb"
 
 
@@ -36,7 +36,7 @@ def pool(server: str, folder: Path) -> str:
 
 
 def through(config: str, address: str) -> str:
-    """Return a kubeconfig that has the API server at another address."""
+    """Return a kubeconfig with another address of the API server."""
     document = yaml.safe_load(config)
     for each in document["clusters"]:
         each["cluster"] |= {"server": f"https://{address}", "tls-server-name": SERVER_NAME}
@@ -72,7 +72,7 @@ class ApiServerBind:
         return str(next(each["address"] for each in status["addresses"] if each["type"] == "InternalIP"))
 
     def run(self) -> bool:
-        """Say what holds and what does not; return whether all does."""
+        """Print the results; return whether all checks passed."""
         try:
             self._install()
             self._check("at first")
@@ -87,7 +87,7 @@ class ApiServerBind:
             self._remove()
         return self.ok
 
-    # --- what is there ---
+    # --- the node ---
 
     def _install(self) -> None:
         file = self.folder / "config.yaml"
@@ -120,14 +120,14 @@ class ApiServerBind:
         self._wait_up(True)
 
     def _remove(self) -> None:
-        """Leave the node as it was."""
+        """Restore the node."""
         self.agent.kill()
         self.agent.ask("cleanup")
         self.cluster.try_kubectl("delete", "pod", POD, "--ignore-not-found", "--wait=false")
         self.kubelet.kill()
         self.kubelet.start()
 
-    # --- what is checked ---
+    # --- the checks ---
 
     def _claim(self, true: object, text: str, why: str = "") -> None:
         self.ok = self.ok and bool(true)
@@ -154,7 +154,7 @@ class ApiServerBind:
             self._claim(f"node/{self.node}" in done.stdout.split(), f"kubectl by {bind} {when}", done.stderr)
 
     def _check(self, when: str) -> None:
-        """kubectl by each bind; kubelet says that it lives, and runs a Pod."""
+        """kubectl by each bind; kubelet renews its Lease, and runs a Pod."""
         self._check_kubectl(when)
         since = time.time()
         wait_for(lambda: self._renewed() > since, f"kubelet's Lease {when}", WITHIN_S, 1.0)
@@ -168,7 +168,7 @@ class ApiServerBind:
         self._claim(True, f"kubelet runs a new Pod {when}")
 
     def _connections(self) -> int:
-        """Return how many connections there are by the bind that kubelet has."""
+        """Return the number of connections by kubelet's bind."""
         (row,) = [row for row in self._rows() if row["bind_address"] == LOCAL]
         return sum(server["connections"] for server in row["servers"])
 

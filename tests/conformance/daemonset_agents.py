@@ -28,9 +28,9 @@ DEPLOY = ROOT / "deploy"
 
 
 def overlay(deploy: Path, folder: Path, server: str, arguments: Sequence[str]) -> Path:
-    """Write what one cluster needs beside deploy/ (docs/kubernetes.md, "Install"), and return its folder.
+    """Write the objects that one cluster needs in addition to deploy/ (docs/kubernetes.md, "Install"), and return their folder.
 
-    `server` is an address of the API that is no Service, as an URL; `arguments` are more for each agent.
+    `server` is the URL of the API, not of a Service; `arguments` are further ones for each agent.
     """
     url = urlsplit(server)
     host, port = url.hostname or "", str(url.port or 443)
@@ -51,7 +51,7 @@ def overlay(deploy: Path, folder: Path, server: str, arguments: Sequence[str]) -
 
 
 def container_log(text: str) -> str:
-    """Return what a container wrote, from the files that the runtime keeps: each line begins with time, stream, P(art) or F(ull)."""
+    """Return a container's output, from the runtime's files: each line begins with time, stream, P(art) or F(ull)."""
     written = []
     for line in text.splitlines():
         _, _, rest = line.partition(" ")
@@ -66,18 +66,18 @@ class PodAgent(NodeAgent):
 
     def __init__(self, cluster: NodeCluster, node: str, log: Path) -> None:
         super().__init__(cluster, node, [], log)
-        self.pod: dict[str, Any] = {}  # the API's, as it was last read
+        self.pod: dict[str, Any] = {}  # the API's object, as last read
         self._starts: dict[str, int] = {}  # of containers, by Pod
-        self._logs: dict[str, str] = {}  # what a container wrote, by file
+        self._logs: dict[str, str] = {}  # a container's output, by file
 
     @property
     def restarts(self) -> int:
-        """How often the kubelet started the container again."""
+        """How often the kubelet restarted the container."""
         return int(sum(each["restartCount"] for each in self.pod.get("status", {}).get("containerStatuses", [])))
 
     @property
     def pid(self) -> int | None:
-        """The agent's process: in a cgroup of the Pod, which holds its pause process and what is run by `kubectl exec`, too."""
+        """The agent's process: in a cgroup of the Pod, which also has its pause process and those of `kubectl exec`."""
         if not self.pod:
             return None
         group, word = f"/pod{self.pod['metadata']['uid']}/", f"--node-name={self.node}"
@@ -100,9 +100,9 @@ class PodAgent(NodeAgent):
         return self.cluster.try_kubectl("-n", NAMESPACE, "exec", name, "-c", NAME, "--", "lbagent", *words)
 
     def keep_log(self) -> None:
-        """Note what the Pod's containers wrote, and how many there were.
+        """Record the output of the Pod's containers, and their number.
 
-        With the Pod both go, and the kubelet keeps one container that ended, so the log of the first goes when the second one ends.
+        Both are lost with the Pod, and the kubelet keeps one ended container, so the log of the first is lost when the second one ends.
         """
         if not self.pod:
             return
@@ -133,7 +133,7 @@ class DaemonSetAgents(NodeAgents):
         return PodAgent(self.cluster, node, log)
 
     def install(self) -> None:
-        """Make the image, bring it to each node, apply the objects; return when the DaemonSet is ready."""
+        """Build the image, copy it to each node, apply the objects; return when the DaemonSet is ready."""
         archive = self.folder / "lbagent.tar"
         command = [sys.executable, str(DEPLOY / "image"), "-o", str(archive), "--tag", self.image]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -149,7 +149,7 @@ class DaemonSetAgents(NodeAgents):
         self.apply()
 
     def apply(self) -> None:
-        """Install, or put right, what is in the cluster; return when the DaemonSet is ready."""
+        """Install or update the objects in the cluster; return when the DaemonSet is ready."""
         self.cluster.kubectl("apply", "-k", str(self.overlay))
         self.rolled_out(NAME)
         self._look()
@@ -162,7 +162,7 @@ class DaemonSetAgents(NodeAgents):
             raise LabError(f"{error}\n{seen.stdout}") from error
 
     def _look(self) -> None:
-        """Read which Pod each node has; one that ends counts while there is no other."""
+        """Read the Pod of each node; a terminating one counts if there is no other."""
         pods = self.cluster.json("-n", NAMESPACE, "get", "pods", "-l", LABEL)["items"]
         pods.sort(key=lambda pod: "deletionTimestamp" not in pod["metadata"])
         found = {pod["spec"].get("nodeName"): pod for pod in pods}
@@ -179,10 +179,10 @@ class DaemonSetAgents(NodeAgents):
         super()._sample()
 
     def _restart(self) -> None:
-        """Kill every agent; the kubelet starts it again.
+        """Kill every agent; the kubelet restarts it.
 
-        It does so at once the first time, then after 10 s, 20 s and so on up to 5 minutes, whatever the container is. So a Pod whose
-        container was started again already is deleted: the DaemonSet makes another one, which starts at once.
+        It does so at once the first time, then after 10 s, 20 s and so on up to 5 minutes. So a Pod whose container was restarted
+        already is deleted: the DaemonSet creates another one, which starts at once.
         """
         self._look()
         delayed = [agent for agent in self.agents if agent.restarts]
@@ -199,19 +199,19 @@ class DaemonSetAgents(NodeAgents):
 
     def _end_watching(self) -> None:
         super()._end_watching()
-        with contextlib.suppress(LabError):  # findings() says what is wrong
+        with contextlib.suppress(LabError):  # findings() reports the failure
             wait_for(self._all_ready, "the agents, after a kill just now", AGAIN_S, 1.0)
         for agent in self.agents:
             agent.keep_log()
 
     def stop(self) -> None:
-        """Remove them; raise LabError where pins stay."""
+        """Remove them; raise LabError if pins stay."""
         self.stopping.set()
         if self.overlay.exists():
             self.remove()
 
     def remove(self) -> None:
-        """Do what docs/kubernetes.md says under "Remove"; raise LabError where pins stay."""
+        """Follow docs/kubernetes.md, "Remove"; raise LabError if pins stay."""
         self.cluster.kubectl("delete", "-k", str(self.overlay), "--ignore-not-found")
         self.apply_cleanup()
         self.rolled_out(f"{NAME}-cleanup", CLEAN_S)
@@ -220,11 +220,11 @@ class DaemonSetAgents(NodeAgents):
             raise LabError(f"{PINS} is left on {', '.join(left)}")
 
     def apply_cleanup(self) -> None:
-        """Begin to take away what is in the kernel."""
+        """Start the clean-up of the kernel."""
         self.cluster.kubectl("apply", "-k", str(DEPLOY / "cleanup"))
 
     def delete_cleanup(self) -> None:
-        """Delete what cleaned up."""
+        """Delete the clean-up objects."""
         self.cluster.kubectl("delete", "-k", str(DEPLOY / "cleanup"))
 
     def with_pins(self) -> list[str]:

@@ -16,14 +16,14 @@ HEAD = "| agents | passed | date | commit | nodes, tests at a time | failed |\n|
 
 
 def commit() -> str:
-    """Return the commit that was run; `+` where files were changed since."""
+    """Return the tested commit; with `+` if files were changed since."""
     changed = subprocess.run(["git", "-C", str(ROOT), "status", "--porcelain", "-uno"], capture_output=True, text=True)
     head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
 def row(agents: str, results: Results, nodes: int, procs: int, at: str) -> str:
-    """Return the row of a run; `at` is the commit it began with."""
+    """Return the row of a run; `at` is its commit."""
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
     failed = "<br>".join(f"{title}{'' if title in results.failed else ' (did not run)'}" for title in bad(results))
     count = f"{len(results.passed)} of {len(results.expected)}"
@@ -36,7 +36,7 @@ def bad(results: Results) -> list[str]:
 
 
 def with_row(text: str, line: str) -> str:
-    """Return the page with this row in the place of the one for the same agents, else at the table's end."""
+    """Return the page with this row in place of the one for the same agents, else at the table's end."""
     before, found, rest = text.partition(BEGIN)
     table, ended, after = rest.partition(END)
     if not found or not ended:
@@ -47,5 +47,5 @@ def with_row(text: str, line: str) -> str:
 
 
 def write(line: str, page: Path = PAGE) -> None:
-    """Put a row into the page."""
+    """Write a row into the page."""
     page.write_text(with_row(page.read_text(), line))

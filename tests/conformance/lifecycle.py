@@ -1,6 +1,6 @@
-"""What becomes of requests while the DaemonSet is updated, deleted, installed again and removed: by servers and clients in Pods.
+"""Requests during an update, deletion, reinstallation and removal of the DaemonSet: by servers and clients in Pods.
 
-They run in the agent's own image, since no other one is sure to be on the nodes.
+They run in the agent's image, since other images may be missing on the nodes.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def objects(image: str) -> list[dict[str, Any]]:
 
 
 class Counts(NamedTuple):
-    """What the clients have met."""
+    """The results of the clients."""
 
     requests: int
     failed: int
@@ -129,14 +129,14 @@ class Counts(NamedTuple):
 
 
 class Lifecycle:
-    """One go through all of it; the agents are installed before, and removed afterwards."""
+    """One run of all steps; the agents are installed before, and removed afterwards."""
 
     def __init__(self, agents: DaemonSetAgents, say: Callable[[str], None]) -> None:
         self.agents, self.cluster, self.say = agents, agents.cluster, say
         self.ok = True
 
     def run(self) -> bool:
-        """Say what each step did to requests, and return whether all is as it must be."""
+        """Print the effects of each step on requests, and return whether all are as expected."""
         self.cluster.kubectl("apply", "-f", "-", text=yaml.safe_dump_all(objects(self.agents.image)))
         for name in ("deployment/echo", "daemonset/client-pod", "daemonset/client-node"):
             self.cluster.kubectl("rollout", "status", name, f"--timeout={READY_S}s")
@@ -149,7 +149,7 @@ class Lifecycle:
             self._step("cleanup while agents run", self._refused_cleanup)
             self._step("removed", self.agents.remove, works=False)
             self.agents.apply()
-            self._step("installed anew", lambda: None)
+            self._step("installed again", lambda: None)
         finally:
             self.cluster.kubectl("delete", "service,deployment,daemonset", "-l", "of=lifecycle")
         return self.ok

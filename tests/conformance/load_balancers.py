@@ -1,6 +1,6 @@
-"""What gives Services of type LoadBalancer their addresses in a cluster: two controllers of `lbagent cloud run`, a pools file for the agents, a router.
+"""The parts that give addresses to Services of type LoadBalancer in a cluster: two controllers of `lbagent cloud run`, a pools file for the agents, a router.
 
-The outside client is where the controllers run, and the router that learns addresses by BGP.
+The outside client runs in the namespace of the controllers and of the BGP router.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tests.lab.bird_router import CONFIG
 from tests.lab.netns import LabError, wait_for
 
 FOCUS = r"LoadBalancers"
-# What the scripts leave out of this group, and one test that asks for what one client and addresses of nodes cannot give: with the
-# policy Local and no affinity it wants answers of several nodes, and with affinity of one. Here one node has an address (l2), or
-# the router picks a node by the client's address (bgp). It fails with kube-proxy behind such a router, too.
+# Tests of this group that the scripts leave out, and one test that one client and addresses of nodes cannot fulfil: with policy
+# Local and no affinity it expects answers of several nodes, and with affinity of one. Here one node has an address (l2), or the
+# router selects a node by the client's address (bgp). It fails with kube-proxy behind such a router too.
 SKIP = (
     r"Netpol|\[(Feature:[^IL]|Feature:Ingress|Provider|Serial|Disruptive|Flaky|Alpha|Deprecated)|IPv6DualStack"
     r"|switch session affinity for LoadBalancer service with Local traffic policy"
@@ -29,7 +29,7 @@ SKIP = (
 CLOUD = RBAC.parent.parent / "cloud"
 ACCOUNT = ("kube-system", "lbagent-cloud")
 REPLICAS = 2
-OUTSIDE = os.environ.get("KUBE_PREFIX", "k") + "ext"  # of the cluster's scripts, as its addresses are
+OUTSIDE = os.environ.get("KUBE_PREFIX", "k") + "ext"  # from the cluster's scripts, like its addresses
 OUTSIDE_ADDRESS, CLIENT_ADDRESS = "172.31.77.1", "192.168.77.1"
 OUR_ASN, ITS_ASN = 64512, 64513
 LAN_POOL, ROUTED_POOL = "172.31.77.192/26", "172.31.79.0/24"
@@ -73,7 +73,7 @@ TITLES = [LOCAL + each for each in OF_LOCAL] + [ALL + each for each in OF_ALL]
 
 
 def router_config(nodes: Iterable[str], log: Path) -> str:
-    """Return the configuration of a BIRD that learns from these nodes, and asks with the client's address, as the scripts' own routes do."""
+    """Return the configuration of a BIRD that imports from these nodes, and uses the client's source address, as the scripts' own routes do."""
     text = CONFIG.format(router_id=OUTSIDE_ADDRESS, log=log)
     own = f"ipv4 {{ import none; export filter {{ krt_prefsrc = {CLIENT_ADDRESS}; accept; }}; }};"
     text = text.replace("ipv4 { import none; export all; };", own)
@@ -83,7 +83,7 @@ def router_config(nodes: Iterable[str], log: Path) -> str:
 
 
 class LoadBalancers:
-    """The parts beside the agents: made, killed and started again, ended. What runs outside the nodes is the process that was started."""
+    """The parts besides the agents: started, killed and restarted, ended. Their processes run outside the nodes."""
 
     def __init__(self, cluster: NodeCluster, folder: Path, mode: str) -> None:
         """Write the pools file; `mode` is l2 or bgp."""
@@ -93,16 +93,16 @@ class LoadBalancers:
         self.controllers: dict[int, subprocess.Popen[bytes]] = {}
         self.router: subprocess.Popen[bytes] | None = None
         self.starts = 0
-        # by this file the scripts know that Services of type LoadBalancer get addresses
+        # with this file the scripts run the tests of Services of type LoadBalancer
         self.mark = cluster.kubeconfig.parent / "cloud.pid"
 
     @property
     def agent_arguments(self) -> list[str]:
-        """What each agent is told beside the rest."""
+        """Further arguments of each agent."""
         return [f"--announce={self.pools}"]
 
     def give_rights(self) -> None:
-        """Give controllers and agents what deploy/cloud gives them."""
+        """Apply the rights of deploy/cloud for controllers and agents."""
         for name in ("rbac.yaml", "announce.yaml"):
             self.cluster.kubectl("apply", "-f", "-", text=(CLOUD / name).read_text())
 
@@ -110,7 +110,7 @@ class LoadBalancers:
         """Start router and controllers."""
         self.cluster.account_kubeconfig(*ACCOUNT, self.folder / "cloud.kubeconfig")
         if self.mode == "bgp":
-            # beyond the client's own network an address without a route is silence, not an error of its kernel
+            # outside the client's network an address without a route gives no answer, and not an error of the client's kernel
             self._outside("ip", "link", "add", "beyond", "up", "type", "veth", "peer", "beyond-end")
             self._outside("ip", "link", "set", "beyond-end", "up")
             self._outside("ip", "neigh", "add", NOWHERE, "lladdr", "02:00:00:00:00:01", "dev", "beyond")
@@ -118,7 +118,7 @@ class LoadBalancers:
                 "ip", "route", "add", ROUTED_POOL, "via", NOWHERE, "onlink", "dev", "beyond", "metric", "10000"
             )
             self._start_router()
-        else:  # the suite takes a client with an address of the nodes' subnet for a node
+        else:  # the suite treats a client with an address of the nodes' subnet as a node
             self._outside("ip", "route", "add", LAN_POOL, "dev", "eth0", "src", CLIENT_ADDRESS)
         for number in range(REPLICAS):
             self._start_controller(number)
@@ -146,7 +146,7 @@ class LoadBalancers:
         wait_for(socket.exists, "the router's socket", ROUTER_S)
 
     def restart(self) -> None:
-        """SIGKILL one controller and start it again: each in its turn, as a Lease outlives a leader by 15 s."""
+        """SIGKILL one controller and restart it: each in turn, as a Lease outlives a leader by 15 s."""
         number = self.starts % REPLICAS
         self._kill(self.controllers[number])
         self._start_controller(number)
@@ -156,7 +156,7 @@ class LoadBalancers:
         process.wait(30)
 
     def report(self) -> list[str]:
-        """Return what the controllers and the Services say at the end."""
+        """Return the findings about controllers and Services at the end."""
         lines = [f"controllers: {self.starts} starts"]
         for each in self.controllers.values():
             with contextlib.suppress(OSError):
@@ -168,7 +168,7 @@ class LoadBalancers:
         return lines + [f"left: Service {each}" for each in self._left()]
 
     def _left(self) -> list[str]:
-        """Return the Services of this type that are still there: each has a finalizer of ours."""
+        """Return the remaining Services of this type: each has lbagent's finalizer."""
         return [
             f"{item['metadata']['namespace']}/{item['metadata']['name']}"
             for item in self.cluster.json("get", "services", "-A")["items"]
@@ -176,7 +176,7 @@ class LoadBalancers:
         ]
 
     def stop(self) -> None:
-        """End what was started here."""
+        """End the started processes."""
         self.mark.unlink(missing_ok=True)
         for process in [*self.controllers.values(), *([self.router] if self.router else [])]:
             self._kill(process)

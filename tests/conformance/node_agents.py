@@ -1,4 +1,4 @@
-"""An agent on each node of a cluster, as a process: started, watched, killed and started again. In Pods: daemonset_agents.py."""
+"""An agent on each node of a cluster, as a process: started, watched, killed and restarted. In Pods: daemonset_agents.py."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.lab.agent import program
 from tests.lab.netns import LabError, wait_for
 from tests.lab.topology import ROOT
 
-READY_S = 600  # the verifier's seconds become minutes on a machine with much other work
+READY_S = 600  # the verifier takes minutes on a busy machine
 ANSWER_S = 60
 SAMPLE_S = 5.0
-CGROUP = "/sys/fs/cgroup/unified"  # where a node of the cluster has its cgroup2
+CGROUP = "/sys/fs/cgroup/unified"  # mount point of cgroup2 on a node of the cluster
 
 ACCOUNT = ("kube-system", "lbagent")  # of RBAC
 PAGE_KIB = os.sysconf("SC_PAGESIZE") // 1024
@@ -34,11 +34,11 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class NodeAgent:
-    """The agent of one node, and what it took in all its lives."""
+    """The agent of one node, and the resources of all its processes."""
 
     def __init__(self, cluster: NodeCluster, node: str, arguments: Sequence[str], log: Path) -> None:
         self.cluster, self.node, self.arguments, self.log = cluster, node, list(arguments), log
-        self.outer: subprocess.Popen[bytes] | None = None  # what entered the namespaces and waits
+        self.outer: subprocess.Popen[bytes] | None = None  # the process that entered the namespaces and waits
         self.starts, self.peak_mib = 0, 0.0
         self._cpu_s: dict[int, float] = {}  # by process
 
@@ -50,7 +50,7 @@ class NodeAgent:
 
     @property
     def pid(self) -> int | None:
-        """The agent's process, a child of the one that entered the pid namespace; None while there is none."""
+        """The agent's process, a child of the one that entered the pid namespace; None if there is none."""
         if self.outer is None:
             return None
         with contextlib.suppress(OSError):
@@ -60,7 +60,7 @@ class NodeAgent:
 
     @property
     def cpu_s(self) -> float:
-        """Processor time of all its lives, as far as it was sampled."""
+        """Sampled processor time of all its processes."""
         return sum(self._cpu_s.values())
 
     def kill(self) -> None:
@@ -71,7 +71,7 @@ class NodeAgent:
             self.outer.wait(30)
 
     def sample(self) -> None:
-        """Note memory and processor time."""
+        """Record memory and processor time."""
         pid = self.pid
         if pid is None:
             return
@@ -91,14 +91,14 @@ class NodeAgent:
         return bool(self.status().get("ready"))
 
     def status(self) -> dict[str, Any]:
-        """Return what the agent says of itself, by its socket in the node's file system; empty when none answers."""
+        """Return the agent's status, by its socket in the node's file system; empty if none answers."""
         pid = self.pid
         with contextlib.suppress(LbError):
             return AgentClient(f"/proc/{pid}/root{DEFAULT_SOCKET}").status() if pid else {}
         return {}
 
     def findings(self) -> list[str]:
-        """Return what status, verify and the log say beside "all is well"."""
+        """Return the findings of status, verify and the log."""
         found = []
         status = self.status()
         if not status:
@@ -112,7 +112,7 @@ class NodeAgent:
         return found + [f"log, {count} times: {text}" for text, count in self.log_counts().most_common()]
 
     def log_counts(self) -> Counter[str]:
-        """Count the log's warnings and errors by what they are (the log is JSON; what is not comes of Python itself)."""
+        """Count the log's warnings and errors by message (the log is JSON; other lines are from Python itself)."""
         counts: Counter[str] = Counter()
         for line in self.log.read_text().splitlines():
             try:
@@ -146,7 +146,7 @@ class NodeAgents:
         return NodeAgent(self.cluster, node, arguments, log)
 
     def install(self) -> None:
-        """Give the agents their account and start them; return when all are ready."""
+        """Create the agents' account and start them; return when all are ready."""
         for path in (RBAC, CRD):
             self.cluster.kubectl("apply", "-f", "-", text=path.read_text())
         self.cluster.account_kubeconfig(*ACCOUNT, self.config)
@@ -156,7 +156,7 @@ class NodeAgents:
             wait_for(agent.ready, f"the agent of {agent.node}", READY_S, 0.5)
 
     def watch(self, kill_s: float, also: Callable[[], None] | None = None) -> None:
-        """Note what the agents take, in the background; with `kill_s`, kill and start all of them, and what is `also`, so often."""
+        """Record the agents' resources in the background; with `kill_s`, kill and restart all of them, and `also`, at this interval."""
         self._repeat(SAMPLE_S, self._sample)
         if kill_s:
             self._repeat(kill_s, self._restart)
@@ -170,7 +170,7 @@ class NodeAgents:
                 due = max(due + pause_s, time.monotonic())
                 try:
                     action()
-                except Exception as error:  # the run goes on, and says so at its end
+                except Exception as error:  # the run continues, and reports it at its end
                     self.notes.append(f"{action.__name__}: {error!r}")
 
         self.threads.append(threading.Thread(target=loop, daemon=True))
@@ -188,12 +188,12 @@ class NodeAgents:
             agent.start()
 
     def report(self) -> list[str]:
-        """End watching, and return what each agent took and what it says is wrong."""
+        """Stop watching, and return the resources and findings of each agent."""
         self._end_watching()
         lines = list(self.notes)
         for agent in self.agents:
             agent.sample()
-            with contextlib.suppress(LabError):  # findings() says that none answers
+            with contextlib.suppress(LabError):  # findings() reports that none answers
                 wait_for(agent.status, f"the agent of {agent.node}", ANSWER_S, 0.5)
             took = f"at most {agent.peak_mib:.0f} MiB, {agent.cpu_s:.0f} s of CPU"
             lines.append(f"{agent.node}: {agent.starts} starts, {took}")
@@ -206,7 +206,7 @@ class NodeAgents:
             thread.join(60)
 
     def stop(self) -> None:
-        """End the agents; the cluster's end takes away what they left."""
+        """End the agents; the end of the cluster removes their remains."""
         self.stopping.set()
         for agent in self.agents:
             agent.kill()

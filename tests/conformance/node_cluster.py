@@ -1,4 +1,4 @@
-"""A Kubernetes cluster in namespaces, through the scripts that bring it up (docs/conformance.md says what they must offer)."""
+"""A Kubernetes cluster in namespaces, through the scripts that start it (docs/conformance.md lists their interface)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import yaml
 
 from tests.lab.netns import LabError, wait_for
 
-KUBECONFIG = "KUBECONFIG="  # the line of `cluster.sh up` that names the administrator's
+KUBECONFIG = "KUBECONFIG="  # the line of `cluster.sh up` with the administrator's kubeconfig
 DNS_READY_S = 300
 
 
 class NodeCluster:
-    """One cluster: up, its nodes, kubectl, programs on its nodes, the suite, down."""
+    """One cluster: start, nodes, kubectl, programs on its nodes, the suite, end."""
 
     def __init__(self, scripts: Path) -> None:
-        """Take the folder that holds cluster.sh, e2e.sh and baseline.txt."""
+        """`folder` has cluster.sh, e2e.sh and baseline.txt."""
         self.scripts, self.kubeconfig = scripts, Path()
         self.nodes: list[str] = []
         for name in ("cluster.sh", "e2e.sh", "baseline.txt"):
@@ -31,7 +31,7 @@ class NodeCluster:
                 raise LabError(f"{scripts} has no {name}: CLUSTER names the folder of a cluster's scripts")
 
     def up(self, nodes: int, *, dual_stack: bool = True) -> None:
-        """Bring it up without a service proxy. What is missing is built first: some minutes."""
+        """Start it without a service proxy. Missing programs are built first: some minutes."""
         argv = [self._script("cluster.sh"), "up", "--nodes", str(nodes), "--proxy", "none"]
         argv += ["--dual-stack"] if dual_stack else []
         done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
@@ -40,23 +40,23 @@ class NodeCluster:
         self.adopt(next(line for line in done.stdout.splitlines() if line.startswith(KUBECONFIG))[len(KUBECONFIG) :])
 
     def adopt(self, kubeconfig: str) -> None:
-        """Use the cluster of a kubeconfig, which is up."""
+        """Use the running cluster of a kubeconfig."""
         self.kubeconfig = Path(kubeconfig)
         self.nodes = [node["metadata"]["name"] for node in self.json("get", "nodes")["items"]]
 
     def down(self) -> None:
-        """Take it away, with everything on its nodes."""
+        """Remove it, with everything on its nodes."""
         subprocess.run([self._script("cluster.sh"), "down"], check=False)
 
     def kubectl(self, *words: str, text: str | None = None) -> str:
-        """Run kubectl as administrator and return what it prints."""
+        """Run kubectl as administrator and return its output."""
         done = self.try_kubectl(*words, text=text)
         if done.returncode:
             raise LabError(f"kubectl {' '.join(words)}: {done.stderr.strip()}")
         return done.stdout
 
     def try_kubectl(self, *words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Run kubectl as administrator to its end, whatever that is."""
+        """Run kubectl as administrator; return its result, also a failure."""
         argv = [self._script("cluster.sh"), "kubectl", *words]
         return subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
 
@@ -64,7 +64,7 @@ class NodeCluster:
         return json.loads(self.kubectl(*words, "-o", "json"))
 
     def on_node(self, node: str, argv: Sequence[str]) -> list[str]:
-        """Return argv such that it runs in all namespaces and cgroups of a node."""
+        """Return argv with a prefix that enters all namespaces and cgroups of a node."""
         return [self._script("cluster.sh"), "exec", node, *argv]
 
     def run_on_node(self, node: str, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -72,7 +72,7 @@ class NodeCluster:
         return subprocess.run(self.on_node(node, argv), capture_output=True, text=True, check=False)
 
     def must_run_on_node(self, node: str, argv: Sequence[str]) -> str:
-        """Run a program on a node and return what it prints."""
+        """Run a program on a node and return its output."""
         done = self.run_on_node(node, argv)
         if done.returncode:
             raise LabError(f"{node}: {' '.join(argv)}: {done.stderr.strip()}")
@@ -88,7 +88,7 @@ class NodeCluster:
         return path
 
     def wait_dns(self) -> None:
-        """Wait until the cluster's DNS serves: its pods ask the API by a ClusterIP."""
+        """Wait until the cluster's DNS serves: its pods read the API by a ClusterIP."""
 
         def available() -> bool:
             status = self.json("-n", "kube-system", "get", "deployment", "coredns")["status"]
@@ -101,7 +101,7 @@ class NodeCluster:
     def suite(self, focus: str, procs: int, say: Callable[[str], None], skip: str = "") -> str:
         """Run the tests whose title matches, `procs` at a time, and return one line for each of them.
 
-        `skip`: not those whose title matches this, in the place of what the scripts leave out.
+        `skip`: not those whose title matches this; replaces the scripts' own list.
         """
         argv = [self._script("e2e.sh"), focus, *([skip] if skip else [])]
         lines = []
@@ -114,7 +114,7 @@ class NodeCluster:
                     lines.append(line)
                     say(line.rstrip())
             finally:
-                with contextlib.suppress(ProcessLookupError):  # what it started outlives it
+                with contextlib.suppress(ProcessLookupError):  # its child processes outlive it
                     os.killpg(suite.pid, signal.SIGKILL)
         return "".join(lines)
 

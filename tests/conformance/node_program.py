@@ -1,4 +1,4 @@
-"""A program that runs on a node of a cluster: ended, and started again as it was or with other arguments."""
+"""A program on a node of a cluster: ended, and restarted with the same or other arguments."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def replaced(argv: Sequence[str], flag: str, value: str) -> list[str]:
 
 
 class NodeProgram:
-    """The first process of a name on a node, with its arguments and environment."""
+    """The first process with a name on a node, with its arguments and environment."""
 
     def __init__(self, cluster: NodeCluster, node: str, name: str, log: Path) -> None:
         """Raise LabError when none runs."""
@@ -44,7 +44,7 @@ class NodeProgram:
         return text.split("\0")[:-1]
 
     def pid(self) -> str:
-        """Return its process id as the node sees it; LabError when none runs."""
+        """Return its process id in the node's namespace; LabError if none runs."""
         done = self.cluster.run_on_node(self.node, ["sh", "-c", FIND, "sh", self.name])
         if done.returncode:
             raise LabError(f"{self.node}: no process {self.name} runs {done.stderr.strip()}")
@@ -58,7 +58,7 @@ class NodeProgram:
         )
 
     def start(self, argv: Sequence[str] = ()) -> None:
-        """Start it, by default as it was; it outlives this process."""
+        """Start it, by default with the same arguments; it outlives this process."""
         words = ["env", "-i", *self.environment, *(argv or self.argv)]
         with self.log.open("ab") as log:
             subprocess.Popen(

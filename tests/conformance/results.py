@@ -1,11 +1,11 @@
-"""What the suite's lines say, beside the list of what passes with kube-proxy."""
+"""The results of the suite, compared with the list of tests that pass with kube-proxy."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 
-# These read the kernel's connection tracking, where kube-proxy's connections are; the flow table has its own tests.
+# These read the kernel's connection tracking, which has kube-proxy's connections; the flow table has its own tests.
 NOT_APPLICABLE = frozenset({"[sig-network] KubeProxy should set TCP CLOSE_WAIT timeout [Privileged]"})
 LINE = re.compile(r"(PASS|FAIL)\s+(?:(\d+) s  )?(.+)")
 FIGURES = re.compile(r"\d+ passed, \d+ failed")
@@ -19,12 +19,12 @@ def baseline(text: str) -> list[str]:
 
 @dataclass
 class Results:
-    """Tests by title, and what was expected of them."""
+    """Tests by title, and the expected results."""
 
     expected: list[str]
-    seconds: dict[str, int] = field(default_factory=dict)  # of each test that ran, as the suite gave them
-    failed: dict[str, str] = field(default_factory=dict)  # title -> what the suite says
-    complete: bool = False  # the suite came to its end
+    seconds: dict[str, int] = field(default_factory=dict)  # of each test that ran, from the suite
+    failed: dict[str, str] = field(default_factory=dict)  # title -> the suite's message
+    complete: bool = False  # the suite is complete
 
     @property
     def passed(self) -> list[str]:
@@ -40,7 +40,7 @@ class Results:
         return self.complete and bool(self.expected) and not self.missing and not self.failed
 
     def text(self) -> str:
-        """Return what a person reads at the end of a run."""
+        """Return the summary at the end of a run."""
         lines = [f"FAIL {title}\n     {why}".rstrip() for title, why in sorted(self.failed.items())]
         lines += [f"DID NOT RUN {title}" for title in self.missing]
         if not self.complete:

@@ -1,4 +1,4 @@
-"""What the check with kubelet and kubectl writes: the pool file, kubeconfigs, the arguments of a program started again."""
+"""Files of the check with kubelet and kubectl: the pool file, kubeconfigs, the arguments of a restarted program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents in Pods: which process is killed, which Pod is deleted then, which one is asked, and what the containers wrote."""
+"""Agents in Pods: which process is killed, which Pod is deleted then, which one gets requests, and the containers' output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pod(name: str, node: str = "node", restarts: int = 0, **meta: str) -> dict[s
 
 
 class Cluster:
-    """Stands for a cluster: the Pods that its API lists, and what was asked of it."""
+    """A fake cluster: the Pods in its API, and the requests."""
 
     def __init__(self, *pods: dict[str, Any], logs: str = "") -> None:
         self.pods, self.logs = list(pods), logs
@@ -51,7 +51,7 @@ def agents(folder: Path, cluster: Cluster) -> DaemonSetAgents:
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A cgroup as a kubelet makes it for the container of a Pod."""
+    """A cgroup like a kubelet's for the container of a Pod."""
     with cgroup.made() as outer:
         inner = outer / "poduid-of-lbagent-1" / "container"
         inner.mkdir(parents=True)
@@ -77,7 +77,7 @@ def test_the_agent_of_the_pod_is_killed_and_nothing_beside_it(group: Path, tmp_p
         assert one.pid is None, "no Pod is known"
         one.pod = pod("lbagent-1")
         assert wait_for(lambda: one.pid, "the agent") == mine.pid
-        threading.Thread(target=mine.wait).start()  # as the runtime waits for its children
+        threading.Thread(target=mine.wait).start()  # the runtime waits for its children
         one.kill()
         assert mine.wait() == -9
         assert one.pid is None

@@ -1,4 +1,4 @@
-"""What a cluster gets for its Services of type LoadBalancer: pools that lbagent reads, a router that BIRD starts."""
+"""The parts for Services of type LoadBalancer in a cluster: pools that lbagent reads, a configuration that BIRD accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent behind the process that entered its node's namespaces: which one is killed, and what its log says."""
+"""An agent behind the process that entered its node's namespaces: which one is killed, and the content of its log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.lab.netns import LabError, wait_for
 
 
 class Nodes:
-    """Stands for a cluster: what runs on a node is a child of what entered it, as with a pid namespace."""
+    """A fake cluster: a process on a node is a child of the one that entered it, as with a pid namespace."""
 
     def __init__(self, program: str) -> None:
         self.program = program

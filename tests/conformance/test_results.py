@@ -1,4 +1,4 @@
-"""The suite's lines, the list of what passes with kube-proxy, and the page that a run is written into."""
+"""The suite's lines, the list of tests that pass with kube-proxy, and the page with the results."""
 
 from __future__ import annotations
 

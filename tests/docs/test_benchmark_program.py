@@ -1,4 +1,4 @@
-"""The programs of the benchmarks: what all of them take, and where their figures go."""
+"""The programs of the benchmarks: common arguments, and the place of their figures."""
 
 from __future__ import annotations
 

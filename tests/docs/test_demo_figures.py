@@ -1,4 +1,4 @@
-"""What `make demo-apilb` computes from what its kubelets wrote: the part of examples/demo_apilb that needs no network."""
+"""The figures of `make demo-apilb` from its kubelets' records: the part of examples/demo_apilb that needs no network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples" / "demo_apilb"
 
 @pytest.fixture(scope="module")
 def demo() -> Any:
-    """The module of the example, which is no part of a package."""
+    """The module of the example, which is not part of a package."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))
         patch.delitem(sys.modules, "figures", raising=False)

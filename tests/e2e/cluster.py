@@ -1,4 +1,4 @@
-"""One laboratory with servers and an agent, and what the tests ask of it."""
+"""One laboratory with servers and an agent, and the helpers of the tests."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ NODE = "demo-node"
 
 
 class Cluster:
-    """The laboratory as the tests see it."""
+    """The laboratory of the tests."""
 
     def __init__(self, lab: Lab, attach: str, arguments: Sequence[str] = ()) -> None:
-        """Make an empty folder of manifests and an agent that is not started yet."""
+        """Create an empty folder of manifests and an agent that is not started yet."""
         self.lab, self.client = lab, lab.client
         self.folder: Path = lab.folder / "manifests"
         self.folder.mkdir()
@@ -52,7 +52,7 @@ class Cluster:
         return Manifest("dns", DNS, endpoints, port=53, protocol="UDP", **fields)  # type: ignore[arg-type]
 
     def leaving(self, manifest: Manifest, *names: str) -> Manifest:
-        """Return the manifest with backends added that are on their way out, as Kubernetes shows a pod that ends."""
+        """Return the manifest with terminating backends added, in Kubernetes' form."""
         port = manifest.endpoints[0].port
         out = [replace(e, ready=False, serving=True, terminating=True) for e in self.endpoints(*names, port=port)]
         return replace(manifest, endpoints=[*manifest.endpoints, *out])
@@ -73,7 +73,7 @@ class Cluster:
         wait_for(lambda: self.selectable(manifest.name) == wanted, f"{manifest.name} with {sorted(wanted)}")
 
     def selectable(self, name: str) -> set[str] | None:
-        """Return the backends of a service that new flows may take; None for a service that the agent does not show."""
+        """Return the backends of a service that get new flows; None for a service that the agent does not list."""
         found = [item for item in self.agent.api.services() if item["name"] == name]
         backends = {backend["address"] for item in found for backend in item["backends"] if backend["selectable"]}
         return backends if found else None
@@ -81,11 +81,11 @@ class Cluster:
     # --- traffic ---
 
     def http(self, count: int = 60, vips: Sequence[str] = WEB) -> Counter[str]:
-        """Count who answers HTTP requests."""
+        """Count the backends that answer HTTP requests."""
         return self._each(count, [partial(traffic.http_get, vip, 80) for vip in vips])
 
     def ask_dns(self, count: int = 60, vips: Sequence[str] = DNS) -> Counter[str]:
-        """Count who answers DNS questions."""
+        """Count the backends that answer DNS queries."""
         return self._each(count, [partial(traffic.dns_ask, vip, 53) for vip in vips])
 
     def _each(self, count: int, asks: Sequence[Callable[[], Answer]]) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""Laboratories for the end-to-end tests: one a module and attach mode, as building one takes a second."""
+"""Laboratories for the end-to-end tests: one per module and attach mode, as building one takes a second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.cluster import Cluster
 from tests.lab.topology import Lab
 
-_number = itertools.count()  # several laboratories may be up at once
+_number = itertools.count()  # several laboratories may exist at once
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,7 +33,7 @@ def opened(attach: str, arguments: Sequence[str] = ()) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session", autouse=True)
 def as_root() -> None:
-    """Skip where namespaces cannot be made at all."""
+    """Skip if namespaces cannot be created."""
     if os.geteuid() != 0:
         pytest.skip("needs root: sudo make test")
 
@@ -50,7 +50,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def served(cluster: Cluster) -> Cluster:
-    """The cluster with web and dns on all three backends again, whatever the test before did."""
+    """The cluster with web and dns on all three backends again, after any earlier test."""
     for path in cluster.folder.iterdir():
         if path.name not in ("web.yaml", "dns.yaml"):
             path.unlink()
@@ -60,7 +60,7 @@ def served(cluster: Cluster) -> Cluster:
 
 @pytest.fixture
 def fresh() -> Iterator[Callable[..., Cluster]]:
-    """Make laboratories of the test's own: fresh(attach, *agent flags); the agent is not started."""
+    """Create laboratories for one test: fresh(attach, *agent flags); the agent is not started."""
     with contextlib.ExitStack() as stack:
 
         def make(attach: str = "xdp", *arguments: str) -> Cluster:

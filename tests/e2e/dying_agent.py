@@ -1,7 +1,7 @@
 """The real agent, killed after its n-th write to a map: `LAB_DIE_AFTER=n python -m tests.e2e.dying_agent agent ...`.
 
-Every entry counts as one write, also those the agent hands to the kernel in one batch: the batch is cut so that the agent
-dies between two of them. n beyond the last write leaves an ordinary agent.
+Every entry counts as one write, also those that the agent passes to the kernel in one batch: the batch is split so that the agent
+dies between two of them. With n beyond the last write it is an ordinary agent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The real agent on a machine whose veth devices are NICs: `--attach auto` takes native XDP there, and tc on what is virtual.
+"""The real agent on a machine whose veth devices are NICs: `--attach auto` uses native XDP there, and tc on virtual devices.
 
 `python -m tests.e2e.nic_agent agent ...`.
 """
@@ -10,7 +10,7 @@ from lbagent.cli.main import main
 
 
 def virtual(device: Device) -> bool:
-    """As Device.virtual, but for veth."""
+    """As Device.virtual, except for veth."""
     return device.loopback or device.kind not in ("", "veth")
 
 

@@ -75,14 +75,14 @@ def announcing(request: pytest.FixtureRequest, fresh: Callable[..., Cluster], po
 
 
 def test_a_link_by_which_xdp_cannot_send(fresh: Callable[..., Cluster], pools: Path) -> None:
-    """The other end of a veth that does not poll takes no frame of an XDP program: tc answers."""
+    """The other end of a veth that does not poll accepts no frame of an XDP program: tc answers."""
     made = fresh("xdp", "--announce", str(pools))
     detach(made.client, "c0")
     write(made, made.web(), VIP4, VIP6)
     made.agent.start()
     for address in (VIP4, VIP6):
         until(made, address, "announced")
-        time.sleep(0.1)  # what is announced unasked comes once a second at most
+        time.sleep(0.1)  # unsolicited announcements come at most once per second
         for _ in range(3):
             forget_neighbours(made)
             assert made.client.call(traffic.http_get, address, 80).backend in ("b1", "b2", "b3")
@@ -184,7 +184,7 @@ def test_policy_local_without_an_endpoint_here_withdraws(announcing: Cluster) ->
 
 
 def test_policy_local_with_the_only_endpoint_here_in_maintenance_withdraws(announcing: Cluster) -> None:
-    """The other family is judged by its own endpoints; another endpoint is ready on another node."""
+    """The other family depends on its own endpoints; another endpoint is ready on another node."""
     write(announcing, announcing.web("b1", "b3"), VIP4, VIP6, externalTrafficPolicy="Local")
     wait_for(lambda: {row["state"] for row in rows(announcing).values()} == {"announced"}, "both", 20)
     announcing.agent.cli("backend", "set-state", "maintenance", "10.244.0.2:8080")
@@ -208,7 +208,7 @@ def test_policy_local_judges_each_family_by_its_own_endpoints(announcing: Cluste
 
 
 def test_policy_local_with_a_last_endpoint_that_terminates_and_serves_goes_on(announcing: Cluster) -> None:
-    """KEP-1669: clients are served from the first moment of its end to the last."""
+    """KEP-1669: clients are served during the whole termination."""
     web = announcing.web("b3")
     write(announcing, web, VIP4, externalTrafficPolicy="Local")
     wait_for(lambda: VIP6 not in rows(announcing), "the change", 20)
@@ -235,7 +235,7 @@ def test_policy_local_with_a_last_endpoint_that_terminates_and_serves_goes_on(an
 
 
 def send(device: str, *frames: bytes) -> None:
-    """Send frames by a device of the namespace that is entered."""
+    """Send frames by a device of the entered namespace."""
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as sock:
         sock.bind((device, 0))
         for frame in frames:
@@ -261,7 +261,7 @@ def conflicts(cluster: Cluster) -> dict[str, str]:
 
 
 def test_forged_claims_take_no_address_down_and_are_a_condition(announcing: Cluster) -> None:
-    """RFC 5227 §2.4 c. Claims of MAC addresses that no host has count for nothing."""
+    """RFC 5227 §2.4 c. Claims of MAC addresses that no host has are ignored."""
     forger = "02:66:00:00:00:01"
     for mac in ("ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00", "01:00:5e:00:00:01"):
         for _ in range(3):
@@ -270,7 +270,7 @@ def test_forged_claims_take_no_address_down_and_are_a_condition(announcing: Clus
     wait_for(lambda: conflicts(announcing).keys() == {VIP4, VIP6}, "the condition", 20)
     for _ in range(5):
         announcing.client.call(send, "c0", forged_reply(VIP4, forger), forged_advertisement(VIP6, forger))
-        time.sleep(0.1)  # each is heard on its own
+        time.sleep(0.1)  # each is received separately
     assert all(forger in text for text in conflicts(announcing).values())
     assert {row["state"] for row in rows(announcing).values()} == {"announced"}
     for address in (VIP4, VIP6):
@@ -314,7 +314,7 @@ def test_a_wrong_file_at_the_start_is_a_wrong_configuration(fresh: Callable[...,
 
 
 def test_the_device_takes_solicitations_until_cleanup(announcing: Cluster) -> None:
-    """A real one drops groups that it was not told of; and it was told for longer than the agent lives."""
+    """A real one drops groups that are not in its filter; the entry of the filter outlives the agent."""
 
     def groups() -> str:
         argv = ["ip", "-n", announcing.lab.node.name, "maddr", "show", "dev", "wan"]

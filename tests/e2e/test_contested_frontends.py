@@ -1,4 +1,4 @@
-"""Services that claim the frontends of another one: whom requests reach, before and after a restart, and what is reported."""
+"""Services that claim the frontends of another one: which one gets requests, before and after a restart, and what is reported."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_externalips_take_no_traffic_of_other_services(evil: Cluster) -> None:
 
 
 def test_a_copied_manifest_takes_nothing_from_the_service_that_is_served(fresh: Callable[..., Cluster]) -> None:
-    """Neither has a creationTimestamp, and the copy's name sorts first: not one request reaches it, over restarts too."""
+    """Neither has a creationTimestamp, and the copy's name sorts first: no request reaches it, also over restarts."""
     made = fresh("tc")
     web, copy = service(made, "web", "b2", VIP4), service(made, "a-copy", "b1", VIP4)
     write(made.folder, web)

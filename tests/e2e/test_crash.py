@@ -1,4 +1,4 @@
-"""The agent dies by SIGKILL, at any point: what is in the kernel goes on serving, and the next agent picks it up."""
+"""The agent dies by SIGKILL, at any point: the kernel keeps serving, and the next agent takes over."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WRITES_MOST = 60  # 1 + 2 + 3 + ... writes: far more than the change takes
 
 
 def broken(cluster: Cluster) -> list[str]:
-    """Walk the maps as the programs would; return what does not hold together."""
+    """Walk the maps as the programs would; return the inconsistencies."""
     with KernelMaps.open(cluster.lab.bpffs, create=False) as maps:
         return check(maps)
 
@@ -49,7 +49,7 @@ def test_a_restart_with_nothing_to_change_writes_nothing(served: Cluster) -> Non
 
 
 def ages_are_trusted(served: Cluster) -> bool:
-    """Return whether an agent has swept the tables once: from then on flows prove no ports."""
+    """Return whether an agent has swept the tables once: after it flows are no proof of ports."""
     with KernelMaps.open(served.lab.bpffs, create=False) as maps, maps.window("lb_metrics", 0, 8) as view:
         return any(view)
 
@@ -91,7 +91,7 @@ def test_kill_at_any_moment_of_many_changes(served: Cluster) -> None:
     generator = random.Random(11)
     talkers = served.talkers(6)
     with served.load(pause_s=0.01) as load:
-        for round_ in range(6):  # b1 comes, and leaves as a pod that ends
+        for round_ in range(6):  # b1 is added, and removed as a terminating pod
             change = served.dns(algorithm="maglev") if round_ % 2 == 0 else served.leaving(rest, "b1")
             change.write(served.folder)
             time.sleep(generator.uniform(0.0, 0.15))
@@ -106,8 +106,8 @@ def test_kill_at_any_moment_of_many_changes(served: Cluster) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("attach", ["xdp"])
 def test_kill_after_ever_more_writes(fresh: Callable[..., Cluster], attach: str) -> None:
-    # an agent that dies after 1, 2, 3, ... writes, started again and again, gets a whole change done; b2 and b3 serve all
-    # along, and after each death what is in the maps holds together (every prefix of a plan: tests/agent, tests/sync)
+    # an agent that dies after 1, 2, 3, ... writes and is restarted each time completes a change; b2 and b3 serve all the
+    # time, and after each death the maps are consistent (every prefix of a plan: tests/agent, tests/sync)
     cluster = fresh(attach)
     alone = [cluster.web("b2", "b3", algorithm="maglev"), cluster.dns("b2", "b3")]
     grown = [cluster.web("b1", "b2", "b3", algorithm="maglev"), cluster.dns("b1", "b2", "b3")]
@@ -136,7 +136,7 @@ def die_again_and_again(cluster: Cluster) -> int:
         cluster.agent.start(wait=False, env={"LAB_DIE_AFTER": str(deaths + 1)}, module="tests.e2e.dying_agent")
         code = cluster.agent.ended_or_ready()
         assert broken(cluster) == [], f"after death {deaths + 1}"
-        if code is None:  # it would still die of what it writes once in a while
+        if code is None:  # it would still die at its periodic writes
             cluster.agent.kill()
             cluster.agent.start()
             return deaths

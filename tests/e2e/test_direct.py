@@ -1,4 +1,4 @@
-"""One client port asks a Service and the very pod behind it, over UDP in turn and over TCP at once: each answer comes from where it was asked."""
+"""One client port sends to a Service and directly to its pod, over UDP in turn and over TCP at once: each answer has the right source address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PORT = 45678
 
 
 def ask(sock: socket.socket, address: str, port: int) -> traffic.Answer:
-    """Ask one question; the answer must come from there."""
+    """Send one request; the answer must come from its destination."""
     question = traffic.dns_question()
     sock.sendto(question, (address, port))
     data, source = sock.recvfrom(2048)
@@ -49,7 +49,7 @@ class Ends:
     """Connections from one port to a Service (`vip`) and to its only pod (`pod`)."""
 
     def __init__(self, cluster: Cluster, vip: str, port: int) -> None:
-        """Serve with the pod of this node alone."""
+        """Serve only with the pod of this node."""
         cluster.serve(cluster.web("b3"))
         pod = cluster.lab.backends["b3"]
         self.port = port
@@ -57,7 +57,7 @@ class Ends:
         self.pod = (pod.ipv6 if ":" in vip else pod.ipv4, HTTP_PORT)
 
     def connect(self, to: tuple[str, int]) -> socket.socket:
-        """Connect from the port, which another connection may have as well."""
+        """Connect from the port, which another connection may use too."""
         sock = socket.socket(socket.AF_INET6 if ":" in to[0] else socket.AF_INET, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -68,7 +68,7 @@ class Ends:
 
 
 def who(sock: socket.socket) -> str:
-    """Ask over a connection; return as whom the pod sees the client."""
+    """Send a request on a connection; return the client's address at the pod."""
     name, client = traffic.request(sock).decode().split()
     assert name == "b3"
     return client
@@ -77,7 +77,7 @@ def who(sock: socket.socket) -> str:
 @pytest.mark.parametrize("first", ["service", "pod"])
 @pytest.mark.parametrize("vip", WEB)
 def test_a_service_and_its_pod_from_one_port(served: Cluster, vip: str, first: str) -> None:
-    """The first connection has the client's own address. The second one of a Service takes a SYN more: the pod must challenge the first one."""
+    """The first connection has the client's own address. The second one of a Service needs one more SYN: the pod must challenge the first one."""
     ends = Ends(served, vip, PORT + (first == "pod"))
     order = (ends.vip, ends.pod) if first == "service" else (ends.pod, ends.vip)
     with served.client.entered(), ends.connect(order[0]) as one:
@@ -91,5 +91,5 @@ def test_a_service_and_its_pod_from_one_port(served: Cluster, vip: str, first: s
             assert len(traffic.request(one, "/bytes?n=300000")) == 300000
             assert len(traffic.request(two, "/bytes?n=300000")) == 300000
             one.close()
-            assert who(two) == node, "the other connection goes on"
+            assert who(two) == node, "the other connection continues"
     assert not {name for name in served.packets() if name.startswith("drop_") and served.packets()[name]}

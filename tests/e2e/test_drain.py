@@ -1,4 +1,4 @@
-"""A drain is the agent's: it goes on without the command that began it, and in the next agent."""
+"""The agent runs a drain: it continues without the command that started it, and in the next agent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADDRESS, NAME = "10.77.1.2:8080", "10.77.1.2:8080/TCP"  # of b1
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """One attach mode is enough: programs know no drains. Closed connections are soon no flows any more."""
+    """One attach mode is enough: programs have no state of drains. Flows of closed connections expire soon."""
     with opened("tc", ["--timeout-closing", "1"]) as made:
         made.web().write(made.folder)
         made.dns().write(made.folder)
@@ -31,7 +31,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 class Drain:
-    """A connection to each backend that stays open, and a drain of b1 by the command line that waits for those to b1."""
+    """An open connection to each backend, and a drain of b1 by the command line that waits for those to b1."""
 
     def __init__(self, served: Cluster) -> None:
         self.served = served
@@ -51,11 +51,11 @@ class Drain:
             self.talkers.remove(talker)
 
     def flows(self) -> int:
-        """Return the flows of b1 as `backend list` shows them."""
+        """Return the flows of b1 in `backend list`."""
         return next(int(row["flows"]) for row in self.served.agent.api.backends() if row["address"] == NAME)
 
     def of_status(self) -> dict[str, Any]:
-        """Return the drain of b1 as `status` shows it."""
+        """Return the drain of b1 in `status`."""
         return {each["address"]: each for each in self.served.agent.api.status()["drains"]}.get(NAME, {})
 
     def wait(self, **fields: Any) -> None:
@@ -107,7 +107,7 @@ def test_the_command_is_killed_half_way(drain: Drain) -> None:
 
 
 def test_the_agent_is_killed_half_way(drain: Drain) -> None:
-    """The command follows the next agent, which goes on with what the first one kept; connections go on meanwhile."""
+    """The command follows the next agent, which continues the stored drain; connections continue."""
     drain.end_flows(leave=2)
     drain.wait(state="draining", flows=2, counted=True)
     before = drain.of_status()

@@ -1,4 +1,4 @@
-"""A firewall on the node that drops what conntrack calls invalid, as many do: what docs/network.md says of it, and its rule."""
+"""A firewall on the node that drops invalid packets of conntrack, as many do: the statements and the rule of docs/network.md."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADVICE = 'insert rule inet filter forward oifname "pod*" accept'
 
 @pytest.fixture
 def node(served: Cluster) -> Iterator[Namespace]:
-    """The node, with a default route, as nodes have; its rules go in the end."""
+    """The node, with a default route, as nodes have; its rules are removed at the end."""
     node = served.lab.node
     node.ip("route replace default via 10.77.0.2", "route replace default via fd77::2")
     yield node
@@ -31,7 +31,7 @@ def nft(node: Namespace, rules: str) -> None:
 
 
 def answers(client: Namespace, count: int = 16) -> set[str]:
-    """Return who answered new connections to both VIPs, and `nobody` for those that timed out."""
+    """Return the backends of new connections to both VIPs, and `nobody` for those that timed out."""
     out = set()
     with client.entered():
         for number in range(count):
@@ -48,7 +48,7 @@ def doctor(cluster: Cluster) -> str:
 
 
 def test_a_rule_against_invalid_packets_loses_connections_to_local_backends(served: Cluster, node: Namespace) -> None:
-    """Not those of a pod, to backends elsewhere and to itself; with the rule of the document nothing is lost."""
+    """Not those of a pod, to backends on other nodes and to itself; with the rule of the document nothing is lost."""
     pod, outside = served.lab.namespaces["b3"], served.client
     assert "drops `ct state invalid`" not in doctor(served)
     nft(node, DROPS)

@@ -1,7 +1,7 @@
-"""Floods of forged packets of every kind at once: who connects meanwhile is served, and no established flow is harmed.
+"""Floods of forged packets of every kind at once: new connections are served, and no established flow is harmed.
 
-An eighth of the default SNAT ports and an eighth of the flood that the defaults must bear, to one backend, so that each port changes hands
-as often: 4,000 packets a second to 28,976 ports hold a port for 7 seconds. `python -m bench --only mix` has the whole of it.
+An eighth of the default SNAT ports and an eighth of the flood that the defaults must handle, to one backend, so that ports are reused
+at the same rate: 4,000 packets per second to 28,976 ports hold a port for 7 seconds. `python -m bench --only mix` runs it in full.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.lab.topology import ROOT
 
 PORTS, RATE, SECONDS = "1024-4645", 500, 12.0
 SHORT = "snat-ports-short"
-FULL_S = 8.0  # by then the flood holds every port
+FULL_S = 8.0  # at this time the flood holds every port
 KINDS = (
     "syn-served-many", "syn-refused-many", "syn-silent-many", "syn-served-few", "syn-silent-few",
     "ack-served-many", "ack-silent-many", "ack-served-few", "ack-silent-few",
@@ -31,7 +31,7 @@ KINDS = (
 
 
 def start_flood(cluster: Cluster) -> subprocess.Popen[str]:
-    """Let the backend know what to do with it, and begin."""
+    """Configure the backend for it, and start."""
     lab = cluster.lab
     run(*lab.namespaces["b1"].command(["nft", "-f", "-"]), text=flood.RULES)
     lab.node.ip(
@@ -45,14 +45,14 @@ def start_flood(cluster: Cluster) -> subprocess.Popen[str]:
 
 
 def http_within(vip: str, seconds: float = 2.0) -> traffic.Answer:
-    """Make one request on a new connection, which must be there in that time."""
+    """Make one request on a new connection, which must be established in that time."""
     with traffic.connect(vip, 80, timeout_s=seconds) as sock:
         backend, client = traffic.request(sock).decode().split()
     return traffic.Answer(backend, client)
 
 
 def dns_within(vip: str) -> traffic.Answer:
-    """Ask, and once more after a second, as resolvers do."""
+    """Send a query, and once more after a second, as resolvers do."""
     try:
         return traffic.dns_ask(vip, 53, timeout_s=1)
     except TimeoutError:
@@ -60,7 +60,7 @@ def dns_within(vip: str) -> traffic.Answer:
 
 
 def named(cluster: Cluster) -> dict[str, str]:
-    """Return what the status says is wrong, by name."""
+    """Return the conditions of `status`, by name."""
     out: dict[str, str] = {}
     for item in cluster.agent.api.status()["conditions"]:
         out[item["name"]] = out.get(item["name"], "") + item["text"] + "\n"
@@ -68,7 +68,7 @@ def named(cluster: Cluster) -> dict[str, str]:
 
 
 class Conversation:
-    """One UDP socket that asks again and again: the backend must see one source port as long as it lasts."""
+    """One UDP socket that sends repeatedly: the backend must always see the same source port."""
 
     def __init__(self, cluster: Cluster, vip: str) -> None:
         """Open it."""
@@ -76,7 +76,7 @@ class Conversation:
         self.outcomes: Counter[str] = Counter()
 
     def once(self) -> None:
-        """Ask from the same port."""
+        """Send from the same port."""
         with self.client.entered():
             try:
                 self.outcomes[self.ask().backend] += 1
@@ -95,7 +95,7 @@ def test_every_flood_at_once(fresh: Callable[..., Cluster], attach: str) -> None
     cluster.agent.start()
     talkers = [cluster.talkers(6, vip) for vip in (VIP4, VIP6)]
     with cluster.client.entered():
-        silent = [traffic.connect(vip, 80) for vip in (VIP4, VIP6) for _ in range(6)]  # connected, nothing said yet
+        silent = [traffic.connect(vip, 80) for vip in (VIP4, VIP6) for _ in range(6)]  # connected, no data sent yet
     conversations = [Conversation(cluster, vip) for vip in DNS]
     process, began = start_flood(cluster), time.monotonic()
     while time.monotonic() - began < FULL_S:

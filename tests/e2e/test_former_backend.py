@@ -1,4 +1,4 @@
-"""An endpoint moves to another Service while clients go on: datagrams go to the Service that was asked, connections stay."""
+"""An endpoint moves to another Service while clients continue: datagrams go to the right Service, connections stay."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.lab.topology import DNS_PORT
 pytestmark = pytest.mark.early
 
 OTHERS = ("10.96.8.1", "fd00:96::801")
-PAUSE_S = 0.1  # between two questions of a client
+PAUSE_S = 0.1  # between two requests of a client
 
 
 @pytest.fixture(scope="module", params=["xdp", "tc"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """An agent whose sweeper has no reason of its own to sweep."""
+    """An agent whose sweeper has no other reason to sweep."""
     with opened(request.param, ["--sweep-interval", "3600"]) as made:
         made.web().write(made.folder)
         made.dns().write(made.folder)
@@ -35,7 +35,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 class Resolver:
-    """A client that asks a frontend by one socket, again and again, and notes who answers."""
+    """A client that sends to a frontend by one socket repeatedly, and records the answering backend."""
 
     def __init__(self, vip: str) -> None:
         self.answers: list[str] = []
@@ -70,7 +70,7 @@ class Resolver:
 
 @contextmanager
 def asking(cluster: Cluster) -> Iterator[list[Resolver]]:
-    """Let a client ask both families' frontends meanwhile."""
+    """Run a client of both families' frontends during the block."""
     with cluster.client.entered():
         resolvers = [Resolver(vip) for vip in DNS]
     try:
@@ -99,7 +99,7 @@ def of(cluster: Cluster, *names: str) -> list[Endpoint]:
 
 @pytest.mark.parametrize(("first", "then"), [("b1", "b2"), ("b3", "b1"), ("b1", "b3")], ids=str)
 def test_a_resolver_goes_to_its_own_service(served: Cluster, first: str, then: str) -> None:
-    """b3 is local. No question stays without an answer, and none comes back to the endpoint that left."""
+    """b3 is local. Every request is answered, and none reaches the endpoint that left."""
     (spare,) = {"b1", "b2", "b3"} - {first, then}
     serve(served, of(served, first), of(served, spare))
     with asking(served) as resolvers:
@@ -116,7 +116,7 @@ def test_a_resolver_goes_to_its_own_service(served: Cluster, first: str, then: s
 
 
 def test_an_endpoint_that_is_not_ready_keeps_its_datagrams(served: Cluster) -> None:
-    """It is in the slices of the Service still, whoever has it beside that."""
+    """It is still in the slices of the Service, also if another Service has it too."""
     serve(served, of(served, "b1"), of(served, "b2"))
     sick = [Endpoint(e.address, e.port, e.node, ready=False) for e in of(served, "b1")]
     with asking(served) as resolvers:
@@ -128,7 +128,7 @@ def test_an_endpoint_that_is_not_ready_keeps_its_datagrams(served: Cluster) -> N
 
 @pytest.mark.parametrize("end", [Agent.kill, Agent.stop], ids=lambda each: each.__name__)
 def test_it_moves_while_no_agent_runs(served: Cluster, end: Callable[[Agent], object]) -> None:
-    """The next agent finds out which flows have an endpoint that is not of their Service."""
+    """The next agent finds the flows whose endpoint is not of their Service."""
     serve(served, of(served, "b1"), of(served, "b2"))
     with asking(served) as resolvers:
         end(served.agent)

@@ -1,4 +1,4 @@
-"""Path MTU discovery and ICMP errors go through the balancer, in both directions and both families."""
+"""Path MTU discovery and ICMP errors pass the balancer, in both directions and both families."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def both(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture
 def remote(both: Cluster) -> Iterator[Cluster]:
-    """The same with every MTU as it was, and nothing learned."""
+    """The same with the original MTUs, and without cached path MTUs."""
     yield both
     for device in ("wan", "lan1", "lan2"):
         both.lab.node.ip(f"link set {device} mtu 1500")
@@ -59,7 +59,7 @@ def test_a_smaller_mtu_towards_the_backends_is_learned_by_the_client(remote: Clu
     before = remote.packets()
     for device in ("lan1", "lan2"):
         remote.lab.node.ip(f"link set {device} mtu {SMALL_MTU}")
-    time.sleep(0.3)  # the agent hears of it from netlink
+    time.sleep(0.3)  # the agent receives it from netlink
     with remote.client.entered():
         assert upload(vip, 30_000) in ("b1", "b2")
     assert newly(remote, before, "answer_too_big") > 0
@@ -67,7 +67,7 @@ def test_a_smaller_mtu_towards_the_backends_is_learned_by_the_client(remote: Clu
 
 @pytest.mark.parametrize("vip", WEB)
 def test_a_smaller_mtu_towards_the_clients_is_learned_by_the_backend(remote: Cluster, vip: str) -> None:
-    # the client's own device keeps 1500, so its MSS does not tell: only the node's device is small
+    # the client's own device keeps 1500, so its MSS does not reveal it: only the node's device is small
     remote.lab.node.ip(f"link set wan mtu {SMALL_MTU}")
     time.sleep(0.3)
     with remote.client.entered(), traffic.connect(vip, 80) as sock:
@@ -77,7 +77,7 @@ def test_a_smaller_mtu_towards_the_clients_is_learned_by_the_backend(remote: Clu
 
 @pytest.mark.parametrize("vip", WEB)
 def test_an_mtu_beyond_the_node_is_learned_through_translated_errors(remote: Cluster, vip: str) -> None:
-    # the route at the backend's side is small; its error about our translated packet must reach the client as its own
+    # the route at the backend's side is small; its error about the translated packet must reach the client
     for number in (1, 2):
         backend = remote.lab.namespaces[f"b{number}"]
         backend.ip(f"route change default via 10.77.{number}.1 mtu lock {SMALL_MTU}")
@@ -115,7 +115,7 @@ def test_a_last_hop_is_answered_with_time_exceeded(remote: Cluster, vip: str) ->
 
 @pytest.mark.parametrize(("vip", "size"), [(VIP4, 4000), (VIP6, 4000), (VIP4, 20000), (VIP6, 20000)])
 def test_fragmented_datagrams_find_their_backend(remote: Cluster, vip: str, size: int) -> None:
-    # the DNS-like server echoes what is shorter than a header; longer ones are a question and its answer
+    # the DNS-like server echoes datagrams shorter than a header; longer ones are a query and its answer
     target = "10.96.0.53" if "." in vip else "fd00:96::53"
     family = socket.AF_INET6 if ":" in vip else socket.AF_INET
     with remote.client.entered(), socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -129,7 +129,7 @@ def test_fragmented_datagrams_find_their_backend(remote: Cluster, vip: str, size
 
 @pytest.mark.parametrize("size", [1450, 4000, 20000])
 def test_datagrams_without_df_fit_through_a_smaller_mtu(remote: Cluster, size: int) -> None:
-    # the client's device and route say 1500: whole datagrams, and fragments of that size, meet a way of 1400
+    # the client's device and route have 1500: whole datagrams, and fragments of that size, get to a path of 1400
     for number in (1, 2):
         remote.lab.node.ip(f"link set lan{number} mtu {SMALL_MTU}")
         remote.lab.namespaces[f"b{number}"].ip(f"link set e0 mtu {SMALL_MTU}")

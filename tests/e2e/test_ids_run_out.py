@@ -1,4 +1,4 @@
-"""Backend ids run out while requests go on: what is served goes on, nothing is sent to a backend that is gone."""
+"""Backend ids run out during requests: served backends continue, nothing is sent to a removed backend."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_full_namespace_keeps_what_it_serves(fresh: Callable[..., Cluster]) ->
 
 
 def test_a_namespace_takes_nothing_from_another(fresh: Callable[..., Cluster]) -> None:
-    """300 Services of `evil` get their share; a Service of another namespace grows, and is replaced, as if they were not there."""
+    """300 Services of `evil` get their share; a Service of another namespace grows, and is replaced, independent of them."""
     made = fresh("tc", "--max-backends", "256")
     crowd(made.folder, "evil", 300)
     good(made, "b1").write(made.folder)

@@ -1,4 +1,4 @@
-"""Clients that are no strangers: processes of the node itself, and pods, also as clients of themselves."""
+"""Clients on the node: processes of the node itself, and pods, also as clients of themselves."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ EMPTY, EMPTY_UDP = ("10.96.4.4", "fd00:96::404"), ("10.96.4.5", "fd00:96::405")
 
 @pytest.fixture(scope="module", autouse=True)
 def routed(cluster: Cluster) -> None:
-    """Give the node a default route, as nodes have: without one its own packets to a VIP go nowhere."""
+    """Add a default route, as nodes have: without one the node's packets to a VIP have no route."""
     cluster.lab.node.ip("route add default via 10.77.0.2", "route add default via fd77::2")
 
 
 def client_of(cluster: Cluster, who: str) -> Namespace:
-    """Return where a client runs: the node, the pod (b3), or outside."""
+    """Return the namespace of a client: the node, the pod (b3), or outside."""
     places = {"node": cluster.lab.node, "pod": cluster.lab.namespaces["b3"], "outside": cluster.client}
     return places[who]
 
@@ -33,7 +33,7 @@ def test_every_client_reaches_every_backend(served: Cluster, who: str) -> None:
     for vip, name in zip((*WEB, *DNS), ("http", "http", "dns", "dns"), strict=True):
         ask = partial(traffic.http_get, vip, 80) if name == "http" else partial(traffic.dns_ask, vip, 53)
         seen = traffic.spread(client, 60, ask)
-        assert set(seen) == {"b1", "b2", "b3"}, (vip, seen)  # b3 is the pod that asks: it meets itself as well
+        assert set(seen) == {"b1", "b2", "b3"}, (vip, seen)  # b3 is the client pod: it is also selected itself
         assert sum(seen.values()) == 60
 
 

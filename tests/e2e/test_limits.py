@@ -1,4 +1,4 @@
-"""What fills up, breaks or is missing: one clear sentence, and what was served goes on being served."""
+"""Full maps, broken and missing parts: one clear sentence, and served Services keep working."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOWEST_TABLE = "1024"
 
 @pytest.fixture(scope="module")
 def one() -> Iterator[Cluster]:
-    """One running cluster for what needs no flags of its own."""
+    """One running cluster for tests without their own flags."""
     with opened("xdp") as cluster:
         cluster.web().write(cluster.folder)
         cluster.dns().write(cluster.folder)
@@ -66,7 +66,7 @@ def test_a_contested_frontend_goes_to_one_and_both_are_told(one: Cluster) -> Non
     thief = Manifest("thief", [VIP4], one.endpoints("b1"))
     thief.write(one.folder)
     wait_for(lambda: "thief" in str(one.agent.api.status()), "the message in the status")
-    # no creationTimestamp on either: the one that is served stays, though e2e/thief comes before e2e/web
+    # no creationTimestamp on either: the served one stays, although e2e/thief sorts before e2e/web
     owner = next(item for item in one.agent.api.services() if item["frontend"] == f"{VIP4}:80/TCP")
     assert owner["name"] == "web"
     assert set(one.http(30, [VIP4, VIP6])) == {"b1", "b2", "b3"}
@@ -99,7 +99,7 @@ def test_a_device_that_does_not_exist_is_named(fresh: Callable[..., Cluster]) ->
 
 
 def open_many(cluster: Cluster, count: int, timeout_s: float) -> list[socket.socket]:
-    """Open connections to both VIPs in turns; those that do not come about within `timeout_s` are left out."""
+    """Open connections to both VIPs in turns; those that are not established within `timeout_s` are left out."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8192)), hard))
     out = []

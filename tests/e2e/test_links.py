@@ -1,5 +1,5 @@
-"""Links that flap, neighbours that the kernel forgets, devices that take no frames from XDP: what the stack would have delivered
-is delivered. With the agent and, as programs must not depend on it, without."""
+"""Links that flap, neighbours that the kernel removes, devices that accept no frames from XDP: packets that the stack would have
+delivered are delivered. With the agent and, as programs must not depend on it, without."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.lab.manifests import Manifest
 from tests.lab.netns import SIOCETHTOOL, LabError, Namespace, run, wait_for
 from tests.lab.topology import Backend
 
-pytestmark = pytest.mark.quiet  # who is back within a second is not told apart from a busy machine
+pytestmark = pytest.mark.quiet  # an outage of up to a second looks like a busy machine
 AGENT = pytest.mark.parametrize("agent", ["running", "stopped"])
 
 
 @contextlib.contextmanager
 def agent_is(cluster: Cluster, how: str) -> Iterator[None]:
-    """Let the agent run, or hold it for a while."""
+    """Run with the agent, or stop it for a while."""
     process = cluster.agent.process
     assert process is not None
     if how == "stopped":
@@ -38,10 +38,10 @@ def agent_is(cluster: Cluster, how: str) -> Iterator[None]:
 
 
 def forget(node: Namespace, *devices: str) -> None:
-    """Make the kernel forget who is behind these devices.
+    """Flush the neighbours of these devices.
 
-    Not whom it asks for just now: the kernel answers packets that wait for such an entry with host unreachable when it is deleted, also those
-    that it forwards itself (one of 20,000 connections through a router without a balancer), and `ip neigh flush` goes round until nothing is left.
+    Not incomplete ones: the kernel answers packets that wait for such an entry with host unreachable when it is deleted, also those
+    that it forwards itself (one of 20,000 connections through a router without a balancer), and `ip neigh flush` repeats until none is left.
     """
     known = [word for state in ("reachable", "stale", "delay", "probe") for word in ("nud", state)]
     for device in devices:
@@ -50,7 +50,7 @@ def forget(node: Namespace, *devices: str) -> None:
 
 
 def first_answer_s(client: Namespace, vip: str, give_up_s: float = 5.0) -> float:
-    """Return after how many seconds a new connection was answered, by trying again and again."""
+    """Return after how many seconds a new connection was answered, with repeated attempts."""
     start = time.monotonic()
     with client.entered():
         while time.monotonic() - start < give_up_s:
@@ -88,20 +88,20 @@ def test_no_packet_is_lost_when_neighbours_are_forgotten(served: Cluster, agent:
     with agent_is(served, agent), served.load() as load:
         for _ in range(5):
             load.wait_more(40)
-            with load.held():  # the kernel loses a packet that is just being sent to an entry that is deleted
+            with load.held():  # the kernel loses a packet that is being sent to a deleted entry
                 forget(served.lab.node, *devices)
-            time.sleep(0.3)  # of the agent: it has heard of it
+            time.sleep(0.3)  # of the agent: it has received the event
         load.wait_more(40)
     assert load.tally.failures == []
     assert load.tally.syns_again == 0, (
         "a packet was lost"
-    )  # seconds are not compared: on a busy machine they tell nothing
+    )  # times are not compared: on a busy machine they are not meaningful
     assert talkers.ask() == talkers.first
     talkers.close()
 
 
 def test_a_deleted_neighbour_is_asked_for_again(served: Cluster) -> None:
-    """`ip neigh del` of one entry, a moment of silence, then a first packet in each direction."""
+    """`ip neigh del` of one entry, a pause, then a first packet in each direction."""
     served.serve(served.web("b1"))
     for _ in range(2):
         served.lab.node.ip("neigh del 10.77.1.2 dev lan1", "neigh del 10.77.0.2 dev wan")
@@ -111,10 +111,10 @@ def test_a_deleted_neighbour_is_asked_for_again(served: Cluster) -> None:
         assert traffic.syns_again(served.client) == before
 
 
-# --- devices that take no frames from XDP ---
+# --- devices that accept no frames from XDP ---
 
 ETHTOOL_GFLAGS, ETHTOOL_SFLAGS, VLAN_OFFLOAD = 0x25, 0x26, 1 << 7  # ETH_FLAG_TXVLAN
-OVERLAYS = {  # what makes over0 on the node, and what the backend needs for it
+OVERLAYS = {  # commands for over0 on the node, and for the backend
     "vlan": (
         ["link add link lan1 name over0 type vlan id 7"], "o0", ["link add link e0 name o0 type vlan id 7"],
     ),
@@ -128,7 +128,7 @@ OVERLAYS = {  # what makes over0 on the node, and what the backend needs for it
 
 
 def tags_in_frames(space: Namespace, device: str) -> None:
-    """Make a veth put VLAN tags into its frames, as a wire has them; by itself it hands them on beside the frame."""
+    """Make a veth write VLAN tags into its frames, as on a cable; by default it passes them as metadata."""
     with space.entered(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
 
         def ask(command: int, value: int) -> int:

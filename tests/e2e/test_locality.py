@@ -1,4 +1,4 @@
-"""Where a backend is said to be changes while connections run: they go on, and the path follows what its objects say."""
+"""The node of a backend changes in its objects during connections: they continue, and the path follows the objects."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def restored(served: Cluster) -> Iterator[Cluster]:
 
 @pytest.mark.parametrize("vip", [VIP4, VIP6], ids=["ipv4", "ipv6"])
 def test_connections_live_on_when_the_place_of_their_backend_changes(restored: Cluster, vip: str) -> None:
-    """The pod's flows keep the client's address though its node is another one now, those of the remote backend their SNAT port."""
+    """The pod's flows keep the client's address although its node changed, those of the remote backend their SNAT port."""
     talkers = restored.talkers(24, vip)
     try:
         assert {"b1", "b3"} <= set(talkers.first)
@@ -65,7 +65,7 @@ def test_connections_live_on_when_the_place_of_their_backend_changes(restored: C
 
 
 def test_a_service_that_places_a_backend_here_changes_nothing_for_long(restored: Cluster) -> None:
-    """It contradicts the other one, which a warning says; when it is gone, new flows go to the remote backend by SNAT again."""
+    """It contradicts the other one, which a warning reports; after its removal new flows go to the remote backend by SNAT again."""
     claim = Manifest("claim", ("10.96.0.77", "fd00:96::77"), placed(restored.web("b1"), b1=NODE).endpoints)
     restored.serve(restored.web("b1"))
     claim.write(restored.folder)

@@ -1,4 +1,4 @@
-"""What operators and Kubernetes do to backends while requests go on: nothing may fail."""
+"""Changes of backends by operators and Kubernetes during requests: nothing may fail."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_maintenance_survives_a_restart_of_the_agent(served: Cluster) -> None:
 
 
 def test_flows_are_counted_when_asked(fresh: Callable[..., Cluster]) -> None:
-    """The list showed no flow beside running downloads, until the next sweep."""
+    """The list showed no flow during downloads, until the next sweep."""
     made = fresh("tc", "--sweep-interval", "3600")
     made.web().write(made.folder)
     made.agent.start()
@@ -99,19 +99,19 @@ def test_a_removed_backend_resets_its_flows_and_leaves_the_others_alone(served: 
     for first, now in zip(talkers.first, after, strict=True):
         assert now.startswith("ConnectionResetError") if first == "b1" else now == first
     talkers.close()
-    # b1 was not told; a later flow with one of these SNAT ports would have its first SYN answered by a challenge ACK (RFC 5961 §4.2)
+    # b1 got no RST; the first SYN of a later flow with one of these SNAT ports would get a challenge ACK (RFC 5961 §4.2)
     served.lab.restart("b1")
 
 
 def test_backends_come_and_go_under_load(served: Cluster) -> None:
-    # the load's backends stay; others, and other services, come and go around them
+    # the load's backends stay; others, and other services, are added and removed
     served.serve(served.web("b2", "b3"), served.dns("b2", "b3"))
     talkers = served.talkers(8)
     with served.load() as load:
         for round_ in range(4):
             served.serve(served.web("b1", "b2", "b3"), served.dns("b1", "b2", "b3"))
             Manifest("other", [f"10.96.1.{round_}"], served.endpoints("b1"), port=81).write(served.folder)
-            # b1 leaves as Kubernetes lets a pod leave: first no new flows, then gone
+            # b1 is removed as a pod in Kubernetes: first no new flows, then no backend
             rest = served.web("b2", "b3"), served.dns("b2", "b3")
             served.serve(*(served.leaving(manifest, "b1") for manifest in rest))
             load.wait_more(50)
@@ -137,7 +137,7 @@ def test_a_service_that_is_removed_is_refused_and_the_rest_is_served(served: Clu
 
 @pytest.mark.parametrize("shared", [True, False], ids=["backends_live", "backends_go_too"])
 def test_connections_of_a_removed_service_are_reset_and_none_hangs(served: Cluster, *, shared: bool) -> None:
-    # the backends' processes live on in either case; who only listens is told as well
+    # the backends' processes run on in either case; a listener also gets a RST
     vips, names = ("10.96.2.2", "fd00:96::202"), ("b1", "b2", "b3")
     if not shared:
         served.serve(served.web("b1"))
@@ -152,7 +152,7 @@ def test_connections_of_a_removed_service_are_reset_and_none_hangs(served: Clust
     for talker in talkers:
         ends += talker.ask()
         talker.close()
-    for name in names:  # a server whose client was told has half-open connections: see above
+    for name in names:  # a server whose client got a RST has half-open connections: see above
         served.lab.restart(name)
     assert {end.split(":")[0] for end in ends} == {"ConnectionResetError"}
 
@@ -174,7 +174,7 @@ def test_an_undefined_port_of_a_cluster_ip_is_refused(served: Cluster, vip: str)
 
 
 def test_programs_are_replaced_in_place_under_load(served: Cluster) -> None:
-    # another setting is another set of programs: SIGHUP reads it and replaces them on every device
+    # a changed setting needs other programs: SIGHUP reads it and replaces them on every device
     config = served.lab.folder / "agent.yaml"
     config.write_text("reject-rate: 500\n")
     served.agent.stop()
@@ -196,7 +196,7 @@ def test_programs_are_replaced_in_place_under_load(served: Cluster) -> None:
 
 
 def renamed_to(served: Cluster, name: str) -> bool:
-    """Say whether `lbagent status` exits 1 and tells a device's new name."""
+    """Return whether `lbagent status` exits with 1 and shows a device's new name."""
     status = served.agent.cli("status", check=False)
     return status.returncode == 1 and f"renamed to {name}" in status.stdout
 

@@ -1,4 +1,4 @@
-"""What the agent says of the devices by which packets leave, and what it leaves to another agent of the same machine."""
+"""The agent's reports about egress devices, and the parts that another agent of the same machine owns."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_veth_whose_other_end_stops_to_poll_is_sent_to_by_tc(fresh: Callable[.
     detach(cluster.lab.namespaces["b1"], "e0")
 
     def reason() -> str:
-        """Return why the only output goes by tc; nothing while the paths are looked for again."""
+        """Return why the only output uses tc; nothing while the paths are being looked up again."""
         outputs = cluster.agent.json("status")["outputs"]
         return next((row["reason"] for row in outputs if row["way"] == "tc"), "")
 
@@ -79,12 +79,12 @@ def test_a_veth_whose_other_end_stops_to_poll_is_sent_to_by_tc(fresh: Callable[.
     capture = cluster.lab.node.call(
         partial(socket.socket, socket.AF_PACKET, socket.SOCK_RAW, socket.htons(EVERY_FRAME))
     )
-    with capture:  # as tcpdump has: it holds every frame that XDP leaves to tc
+    with capture:  # as tcpdump does: it holds every frame that XDP leaves to tc
         assert cluster.http(20) == {"b1": 20}
 
 
 def test_who_asks_by_such_a_link_is_refused_at_once(fresh: Callable[..., Cluster]) -> None:
-    """Answers of the programs themselves go by tc, too."""
+    """Answers of the programs themselves use tc too."""
     cluster = fresh("xdp")
     detach(cluster.client, "c0")
     cluster.web().write(cluster.folder)
@@ -153,7 +153,7 @@ def test_a_strict_reverse_path_filter_is_told_where_it_breaks_the_nodes_own_conn
         return by_doctor, by_status
 
     assert told() == ("", "")
-    for device in ("wan", "lan1", "pod3"):  # by wan go the routes to VIPs: what comes in there is right
+    for device in ("wan", "lan1", "pod3"):  # the routes to VIPs use wan: packets that arrive there are right
         node.sysctl(f"ipv4/conf/{device}/rp_filter", 1)
     for text in told():
         assert "on lan1, pod3: processes of this node" in text
@@ -176,7 +176,7 @@ def test_the_advice_for_a_veth_with_xdp_works(fresh: Callable[..., Cluster]) -> 
     cluster.web("b1", "b2").write(cluster.folder)
     cluster.agent.start()
     ways = {item["name"]: item["way"] for item in cluster.agent.json("status")["outputs"]}
-    assert cluster.http(20).total() == 20  # with the first half of the advice nothing is lost, but all of it goes by tc
+    assert cluster.http(20).total() == 20  # with the first half of the advice nothing is lost, but all packets use tc
     if lab.node.call(xdp_features):
         assert ways == {"lan1": "tc", "lan2": "tc"}
     for role, device in (("client", "c0"), ("b1", "e0"), ("b2", "e0")):

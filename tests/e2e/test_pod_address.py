@@ -1,4 +1,4 @@
-"""A pod that asks a Service: backends on other nodes see the pod's address, as far as the reply comes back through this node."""
+"""A pod as a client of a Service: backends on other nodes see the pod's address if replies return through this node."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tests.e2e.cluster import DNS, WEB, Cluster
 from tests.lab import traffic
 from tests.lab.traffic import Answer
 
-NODE = {"b1": ("10.77.1.1", "fd77:1::1"), "b2": ("10.77.2.1", "fd77:2::1")}  # what they see of the node
+NODE = {"b1": ("10.77.1.1", "fd77:1::1"), "b2": ("10.77.2.1", "fd77:2::1")}  # the node's address at the backends
 MASQUERADE = """
 table inet cni { chain postrouting { type nat hook postrouting priority 100;
     iifname "pod*" ip saddr 10.244.0.0/24 ip daddr 10.77.1.0/24 masquerade;
     iifname "pod*" ip6 saddr fd44::/64 ip6 daddr fd77:1::/64 masquerade; }; }
 """
-SOURCE_PORTS = itertools.count(10000)  # each is used once: a flow that lives goes on as it was made
+SOURCE_PORTS = itertools.count(10000)  # each is used once: a live flow keeps its translation
 
 
 def answers(cluster: Cluster, vip: str, count: int = 24) -> set[Answer]:
-    """Let the pod b3 ask a VIP; return who answered, and which client each saw."""
+    """Send requests from the pod b3 to a VIP; return the backends, and the client's address at each."""
     ask, port = (traffic.http_get, 80) if vip in WEB else (traffic.dns_ask, 53)
     with cluster.lab.namespaces["b3"].entered():
         return {ask(vip, port, source_port=next(SOURCE_PORTS)) for _ in range(count)}
@@ -40,7 +40,7 @@ def own(cluster: Cluster, vip: str) -> str:
 
 @pytest.fixture
 def remote(served: Cluster) -> Cluster:
-    """The cluster with web and dns on other nodes alone."""
+    """The cluster with web and dns only on other nodes."""
     served.serve(served.web("b1", "b2"), served.dns("b1", "b2"))
     return served
 
@@ -63,7 +63,7 @@ def test_a_large_body_arrives_whole(remote: Cluster, vip: str) -> None:
 
 @pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed")
 def test_what_the_node_masquerades_comes_back_too(remote: Cluster) -> None:
-    """A CNI's rule for what lies outside the pod network: towards the stack the connection is one of pod and backend."""
+    """A CNI's rule for destinations outside the pod network: for the stack the connection is between pod and backend."""
     node = remote.lab.node
     subprocess.run(node.command(["nft", "-f", "-"]), input=MASQUERADE, text=True, check=True)
     try:
@@ -77,7 +77,7 @@ def test_what_the_node_masquerades_comes_back_too(remote: Cluster) -> None:
 
 @pytest.fixture
 def one_device(fresh: Callable[..., Cluster]) -> Cluster:
-    """An agent without programs at the devices that lead to the other nodes."""
+    """An agent without programs at the devices towards the other nodes."""
     cluster = fresh("tc")
     cluster.agent.devices = ["wan"]
     cluster.web("b1", "b2").write(cluster.folder)
@@ -86,14 +86,14 @@ def one_device(fresh: Callable[..., Cluster]) -> Cluster:
 
 
 def test_replies_by_a_device_without_programs(one_device: Cluster) -> None:
-    """A tunnel, say: they meet the program where they leave to the pod."""
+    """For example a tunnel: the program processes them where they leave to the pod."""
     one_device.wait_backends(one_device.web("b1", "b2"))
     for vip in WEB:
         assert answers(one_device, vip) == {Answer(name, own(one_device, vip)) for name in ("b1", "b2")}
 
 
 def test_masquerade_all(fresh: Callable[..., Cluster]) -> None:
-    """They see the node, and a connection made so goes on when the setting is taken back."""
+    """They see the node, and such a connection continues when the setting is removed."""
     cluster = fresh("tc", "--masquerade-all")
     manifests = [cluster.web("b1", "b2"), cluster.dns("b1", "b2")]
     for manifest in manifests:

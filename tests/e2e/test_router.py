@@ -1,4 +1,4 @@
-"""At home: an outside client, a real router, the mapping that provider edge makes, and the node's programs behind it."""
+"""At home: an outside client, a real router, the mapping of provider edge, and the node's programs behind it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class HomeRouter(Router):
         attach_pass(self.router, f"br-{device}")
 
     def ask(self, source: str) -> str:
-        """Ask the Service from outside; return which client its backend sees."""
+        """Send a request to the Service from outside; return the client's address at its backend."""
         with self.outside.entered(), socket.create_connection((WAN, 80), 3, (source, 0)) as client:
             return request(client).decode().split()[1]
 

@@ -1,6 +1,6 @@
-"""Processes of the node reach Services by socket programs (--socket-lb): real sockets in a cgroup of the test's own.
+"""Processes of the node reach Services by socket programs (--socket-lb): real sockets in the test's own cgroup.
 
-The node has no route to a VIP here: whatever is not translated at once fails at once.
+The node has no route to a VIP here: a socket that is not translated fails at once.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 def mapped(vip: str) -> str:
-    """Return how an IPv6 socket names an IPv4 address."""
+    """Return an IPv6 socket's form of an IPv4 address."""
     return f"::ffff:{vip}"
 
 
 def questions(*vips: str) -> list[str]:
-    """Return the addresses by which a process may know these VIPs: IPv6 sockets that use IPv4, too."""
+    """Return the addresses by which a process may reach these VIPs: also IPv6 sockets with IPv4."""
     return [*vips, *(mapped(vip) for vip in vips if ":" not in vip)]
 
 
@@ -79,7 +79,7 @@ QUESTION = b"\x12\x34\x01\x00\x00\x01" + bytes(6) + b"\3who\0\0\x10\0\x01"
 
 
 def ask_unconnected(sock: socket.socket, vip: str) -> tuple[str, str]:
-    """Send one question from an unconnected socket; return the backend's name and the sender that the process sees."""
+    """Send one query from an unconnected socket; return the backend's name and the source address of the answer."""
     sock.settimeout(5)
     sock.sendto(QUESTION, (vip, 53))
     return answer_to(sock)
@@ -156,7 +156,7 @@ def test_an_unconnected_socket_goes_to_another_backend_when_its_own_is_gone(insi
 
 
 def test_a_connected_udp_socket_ends_with_its_backend(inside: Cluster) -> None:
-    """A resolver that connected its socket hears at once that it must connect anew; connections to other backends stay."""
+    """A resolver with a connected socket gets an error at once, and must reconnect; connections to other backends stay."""
     for vip in questions(*DNS):
         with contextlib.ExitStack() as stack:
             socks: dict[str, socket.socket] = {}
@@ -174,7 +174,7 @@ def test_a_connected_udp_socket_ends_with_its_backend(inside: Cluster) -> None:
 
 
 def test_sockets_follow_when_a_backend_moves_to_another_service(inside: Cluster) -> None:
-    """It lives, and is no longer of the frontend that they asked: the connected one ends, the other one goes elsewhere."""
+    """It runs, and is no longer a backend of their frontend: the connected socket ends, the other one gets another backend."""
     others = ("10.96.4.7", "fd00:96::407")
     for vip in questions(*DNS):
         inside.serve(
@@ -301,7 +301,7 @@ def on_node(**fields: object) -> Manifest:
 
 
 def test_a_process_of_the_node_reaches_one_of_the_node(inside: Cluster) -> None:
-    """By the ClusterIP, by the NodePort at the node's addresses and at loopback ones; no packet of it is seen by other programs."""
+    """By the ClusterIP, by the NodePort at the node's addresses and at loopback ones; other programs process no packet of it."""
     inside.serve(on_node())
     before = inside.packets()
     with listening():
@@ -326,7 +326,7 @@ def test_a_node_port_of_other_backends_is_reached_from_the_node(inside: Cluster)
 
 
 def test_the_external_traffic_policy_is_not_for_the_node(inside: Cluster) -> None:
-    """A process of the node is no external client: it reaches the backends of other nodes by a NodePort, too."""
+    """A process of the node is not an external client: it also reaches the backends of other nodes by a NodePort."""
     ports = [{"name": "p", "port": 80, "targetPort": "p", "nodePort": NODE_PORT + 1}]
     inside.serve(inside.web("b1", spec={"type": "NodePort", "externalTrafficPolicy": "Local", "ports": ports}))
     try:
@@ -382,7 +382,7 @@ def test_a_link_that_was_detached_is_made_again(inside: Cluster, group: Path) ->
 
 
 def test_no_connect_fails_while_programs_and_agents_are_replaced(inside: Cluster) -> None:
-    """Sockets of the node connect without a pause: over a reload with other settings, larger tables, a SIGKILL and a new start."""
+    """Sockets of the node connect without a pause: over a reload with other settings, larger tables, a SIGKILL and a restart."""
     agent, config = inside.agent, inside.lab.folder / "agent.yaml"
     asks = [partial(traffic.http_get, vip, 80) for vip in questions(*WEB)]
     asks += [partial(traffic.dns_ask, vip, 53) for vip in questions(*DNS)]

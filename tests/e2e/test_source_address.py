@@ -1,4 +1,4 @@
-"""A path keeps its source address: one more on the device, or another agent, costs no connection."""
+"""A path keeps its source address: a further address on the device, or another agent, ends no connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST, SECOND = ("10.77.1.1", "fd77:1::1"), ("10.77.1.3", "fd77:1::77")
 
 
 def seen_as(cluster: Cluster, vip: str) -> str:
-    """Return as whom the backend sees a new connection."""
+    """Return the client's address of a new connection at the backend."""
     with cluster.client.entered():
         return traffic.http_get(vip, 80).client
 
@@ -35,7 +35,7 @@ def test_connections_outlive_a_new_address_and_a_restart(fresh: Callable[..., Cl
     assert clients() == list(FIRST)
     cluster.lab.node.ip(f"addr add {SECOND[0]}/28 dev lan1")
     cluster.lab.node.ip(f"addr add {SECOND[1]}/64 dev lan1 nodad")
-    until = time.monotonic() + 2  # the agent hears of it within milliseconds
+    until = time.monotonic() + 2  # the agent receives the event within milliseconds
     while time.monotonic() < until:
         assert clients() == list(FIRST)
         assert [seen_as(cluster, vip) for vip in WEB] == list(FIRST)

@@ -1,4 +1,4 @@
-"""Requests reach every backend, in both families, over TCP and UDP, whichever way the devices are attached."""
+"""Requests reach every backend, in both families, over TCP and UDP, in every attach mode."""
 
 from __future__ import annotations
 

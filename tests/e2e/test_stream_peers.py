@@ -1,4 +1,4 @@
-"""The frontend that a TCP connection of the node shows as its peer, when the places of sockets are used again."""
+"""The frontend that a TCP connection of the node has as its peer address, when slots of sockets are reused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cookie(sock: socket.socket) -> int:
 
 
 def socket_at_the_place_of(other: int, family: int) -> socket.socket:
-    """Return a fresh socket that has the place of another one: cookies are given in a row, and by each CPU from a lot of its own."""
+    """Return a new socket with the slot of another one: cookies are consecutive, and each CPU has its own range."""
     for _ in range(STREAMS * 100):
         sock = socket.socket(family, socket.SOCK_STREAM)
         if (cookie(sock) - other) % STREAMS == 0:
@@ -57,11 +57,11 @@ def socket_at_the_place_of(other: int, family: int) -> socket.socket:
 
 @vips
 def test_the_place_of_an_old_connection_is_another_ones(inside: Cluster, vip: str) -> None:
-    """The older one shows whom it talks to, and never what the younger one asked for."""
+    """The older one returns its backend, and never the frontend of the younger one."""
     with traffic.connect(vip, 80) as old:
         assert old.getpeername()[:2] == (vip, 80)
         with socket_at_the_place_of(cookie(old), FAMILIES[vip]) as young:
-            assert old.getpeername()[:2] == (vip, 80)  # a socket that asked for nothing takes no place
+            assert old.getpeername()[:2] == (vip, 80)  # a socket without a frontend takes no slot
             young.connect((vip, 80))
             assert young.getpeername()[:2] == (vip, 80)
             assert old.getpeername()[0] in BACKENDS[vip]

@@ -1,4 +1,4 @@
-"""Ask a port of this machine over HTTP, without ado."""
+"""Send an HTTP request to a port of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules A9, A15, A16: the ports of a node beside a loop with real objects and maps in memory."""
+"""Rules A9, A15, A16: the ports of a node with a loop, real objects, and maps in memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class World:
 async def test_a9_the_node() -> None:
     world = World()
     async with world.running():
-        assert (await ask(world.healthz, "/healthz")).status == 503  # the API server does not know it
+        assert (await ask(world.healthz, "/healthz")).status == 503  # the API server does not have it
         node = Node("me", Origin(source="kube"))
         for changed, status in ((node, 200), (replace(node, leaves=True), 503), (node, 200)):
             world.source.put(changed)
@@ -63,7 +63,7 @@ async def test_a9_the_node() -> None:
             assert (await ask(world.healthz, "/livez")).status == 200
         world.source.drop(node)
         assert (await ask(world.healthz, "/healthz")).status == 503
-        world.source.trusted = False  # the API server is away: that says nothing about the node
+        world.source.trusted = False  # the API server does not answer: no information about the node
         assert (await ask(world.healthz, "/healthz")).status == 200
 
 
@@ -90,7 +90,7 @@ async def test_a9_a_state_that_cannot_be_written_is_unhealthy_after_a_minute(mon
         assert since is not None
         assert (await ask(world.healthz, "/healthz")).status == 200
         world.loop.runners[0].pending_since = since - 61
-        world.source.put(rig.service(3))  # a newer one does not begin the minute anew
+        world.source.put(rig.service(3))  # a newer one does not restart the minute
         await world.loop.inbox.settled()
         assert (await ask(world.healthz, "/healthz")).status == 503
         assert (await ask(world.healthz, "/livez")).status == 503

@@ -1,4 +1,4 @@
-"""Rule A9, /healthz and /livez: what is unhealthy, what is not eligible, and what is neither."""
+"""Rule A9, /healthz and /livez: when an agent is unhealthy, not eligible, or neither."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a9_answers_are_counted(proxy: Proxy) -> None:
 
 
 async def test_it_is_ready_when_packets_meet_the_first_full_state(proxy: Proxy) -> None:
-    """Neither a node that goes away nor an update that waits says anything about that."""
+    """Neither the removal of the node nor a waiting update changes it."""
     assert await proxy.ask("/readyz") == (503, {"ready": False})
     proxy.ready, proxy.eligible, proxy.progress = True, False, SyncProgress(1000.0, time.monotonic() - STALE_S - 1)
     assert await proxy.ask("/readyz") == (200, {"ready": True})

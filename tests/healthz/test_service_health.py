@@ -1,4 +1,4 @@
-"""Rule A8, healthCheckNodePort: from Service and EndpointSlices to what a balancer hears."""
+"""Rule A8, healthCheckNodePort: from Service and EndpointSlices to the answers for a balancer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def endpoint_slice(*endpoints: dict[str, Any], name: str = "web", number: int = 
 
 
 class Node:
-    """A node that resolves objects and has the ports that follow from them."""
+    """A node that resolves objects and opens the resulting ports."""
 
     def __init__(self) -> None:
         self.healthy = True
@@ -98,7 +98,7 @@ async def test_a8_body_headers_and_status(node: Node, port: int) -> None:
 
 @pytest.mark.parametrize("status", [200, 503])
 async def test_a8_any_method_is_answered_as_get_and_head_without_a_body(node: Node, port: int, status: int) -> None:
-    """kube-proxy's handler does not look at the method; HAProxy's httpchk asks by OPTIONS."""
+    """kube-proxy's handler ignores the method; HAProxy's httpchk uses OPTIONS."""
     await node.see(service(port), endpoint_slice(endpoint("10.244.0.2", ready=status == 200)))
     got = await ask(port)
     assert (got.status, len(got.text) > 0) == (status, True)
@@ -117,7 +117,7 @@ async def test_a8_an_address_counts_once_over_ports_and_slices(node: Node, port:
 
 
 async def test_a8_terminating_endpoints_do_not_count(node: Node, port: int) -> None:
-    """They still take connections (KEP-1669): the balancer must not send new ones."""
+    """They still accept connections (KEP-1669): the balancer must not send new ones."""
     going = endpoint("10.244.1.1", ready=False, serving=True, terminating=True)
     await node.see(service(port), endpoint_slice(going))
     outside = [svc for svc in node.state.services if svc.port_name == "http"]

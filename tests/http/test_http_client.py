@@ -15,7 +15,7 @@ BIG = 300 << 10
 
 
 async def ask(answer: bytes, *, hold: bool = False, within_s: float = 5.0) -> tuple[HttpAnswer, bytes]:
-    """Return the answer taken, and what was sent."""
+    """Return the accepted answer, and the sent request."""
     sent = b""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -97,7 +97,7 @@ def test_a_connection_without_a_byte_ends_in_time(port: int, monkeypatch: pytest
 
 
 class Slow:
-    """A handler that answers when it is told to."""
+    """A handler that answers after an event."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()

@@ -1,6 +1,6 @@
-"""`python -m tests.kube_api.agent_with_clock agent …`: the agent, on a node whose clock is wrong by the seconds in the file LAB_CLOCK names.
+"""`python -m tests.kube_api.agent_with_clock agent …`: the agent, on a node whose clock is wrong by the seconds in the file of LAB_CLOCK.
 
-The clock is that of the calendar; the steady one is the kernel's, whose programs go by it, too.
+Only the wall clock is wrong; the steady clock is the kernel's, which the programs use too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _wrong_by() -> float:
 
 
 class WrongDatetime(datetime):
-    """The calendar of that clock."""
+    """datetime with that clock."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]

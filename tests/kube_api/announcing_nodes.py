@@ -1,4 +1,4 @@
-"""Nodes with agents on one link, before a control plane, and a client on the link: who answers for an address is asked of the wire."""
+"""Nodes with agents on one link, with a control plane, and a client on the link, which finds the answering nodes by ARP and NDP."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ l2: {restartGrace: 8s}
 
 
 def give_rights(cluster: Cluster) -> None:
-    """Let the agent's account write Leases."""
+    """Allow the agent's account to write Leases."""
     for obj in yaml.safe_load_all(RIGHTS.read_text()):
         cluster.plane.send("POST", collection(obj), obj)
 
 
 def take_rights(cluster: Cluster) -> None:
-    """Take that away."""
+    """Remove that right."""
     for obj in yaml.safe_load_all(RIGHTS.read_text()):
         cluster.plane.send("DELETE", f"{collection(obj)}/{obj['metadata']['name']}")
 
 
 class AgentNode:
-    """A namespace as a node: a bpffs, a proxy to the API server and an agent of its own. The proxy dies with the node, as its link would."""
+    """A namespace as a node, with its own bpffs, proxy to the API server and agent. The proxy dies with the node, as its link would."""
 
     def __init__(self, plane: ControlPlane, name: str, node: Namespace, closing: contextlib.ExitStack) -> None:
         self.name, self.node, self.closing = name, node, closing
@@ -61,7 +61,7 @@ class AgentNode:
         self.agent.name, self.agent.devices = name, ["eth0"]
 
     def add_pod(self, pod: Namespace, net: str) -> str:
-        """Make a pod with a server that says the node's name: .2 of the network, the node is .1; return its address."""
+        """Create a pod with a server that returns the node's name: .2 of the network, the node is .1; return its address."""
         self.closing.callback(pod.delete)
         veth(pod, "eth0", self.node, "pod0")
         pod.ip(f"addr add {net}.2/24 dev eth0", f"route add default via {net}.1")
@@ -71,7 +71,7 @@ class AgentNode:
 
 
 def start_server(space: Namespace, name: str, ipv4: str, ipv6: str = "::1") -> subprocess.Popen[str]:
-    """Start a server that says this name; return when it listens. Raises LabError."""
+    """Start a server that returns this name; return when it listens. Raises LabError."""
     argv = [sys.executable, "-m", "tests.lab.server", name, "--http", "8080", "--dns", "5353"]
     process = space.popen([*argv, "--ipv4", ipv4, "--ipv6", ipv6], stdout=subprocess.PIPE, cwd=ROOT)
     assert process.stdout is not None
@@ -81,7 +81,7 @@ def start_server(space: Namespace, name: str, ipv4: str, ipv6: str = "::1") -> s
 
 
 class Host(AgentNode):
-    """A node with a device on the link, and a pod unless it is told otherwise; its agent announces addresses."""
+    """A node with a device on the link, and by default a pod; its agent announces addresses."""
 
     def __init__(self, link: Link, number: int, *, pod: bool = True) -> None:
         self.link, self.number = link, number
@@ -105,14 +105,14 @@ class Host(AgentNode):
         return str(self.vips().get(address, {}).get("state", ""))
 
     def pull_cable(self) -> None:
-        """Let the link to the node die without a word: frames are lost on the way."""
+        """Make the link to the node lose all frames, without an event."""
         self.link.switch.ip(f"link set {self.name} down")
 
     def plug_in(self) -> None:
         self.link.switch.ip(f"link set {self.name} up")
 
     def power_off(self) -> None:
-        """Let the node die without a word: the link, then every process."""
+        """Kill the node without a shutdown: the link, then every process."""
         self.pull_cable()
         self.proxy.close()
         for pid in self.node.pids():
@@ -159,7 +159,7 @@ class Link:
         self.cluster.plane.send("DELETE", f"/api/v1/nodes/{host.name}")
 
     def serve(self, name: str, *addresses: str, hosts: Sequence[Host], **spec: Any) -> None:
-        """Make a Service with these addresses, and endpoints on these nodes."""
+        """Create a Service with these addresses, and endpoints on these nodes."""
         self.cluster.add_service(name, selector=False, type="LoadBalancer", **spec)
         self.set_endpoints(name, hosts)
         status = {"status": {"loadBalancer": {"ingress": [{"ip": address} for address in addresses]}}}
@@ -177,7 +177,7 @@ class Link:
         self.cluster.plane.ask("PATCH", f"/api/v1/nodes/{host.name}", spec, MERGE)
 
     def talkers(self, address: str) -> traffic.Talkers:
-        """Return connections of the client that stay open: with twelve each of two pods has some (all but once in 2,000 times)."""
+        """Return open connections of the client: with twelve each of two pods has some (except once in 2,000 times)."""
         found = traffic.Talkers(self.client, address, 80, 12)
         self.closing.callback(found.close)
         return found
@@ -193,7 +193,7 @@ class Link:
         return dict(found["spec"]) if status == 200 else {}
 
     def leader(self, address: str) -> Host | None:
-        """Return the node that says it announces an address. They are asked one after the other, so it may move meanwhile."""
+        """Return the node that reports to announce an address. The nodes are read in sequence, so the address may move in between."""
         for _ in range(5):
             found = [host for host in self.hosts.values() if _runs(host) and host.state(address) == "announced"]
             if len(found) < 2:
@@ -208,7 +208,7 @@ class Link:
         return found
 
     def mac_of(self, address: str) -> str:
-        """Return what the client's kernel knows of an address."""
+        """Return the client's neighbour entry of an address."""
         argv = ["ip", "-n", self.client.name, "-j", "neigh", "show", address, "dev", "eth0"]
         found = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
         return str(found[0].get("lladdr", "")) if found else ""

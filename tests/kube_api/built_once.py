@@ -1,4 +1,4 @@
-"""What a fixture needs and Go has to build: before the first test begins, as a test has a time-out."""
+"""Programs that a fixture needs and Go must build: before the first test starts, as a test has a time-out."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Say = Callable[[str], object]
 
 
 class BuiltOnce(Generic[T]):
-    """A build that a conftest's pytest_collection_finish begins, and whose result its fixture asks for."""
+    """A build that a conftest's pytest_collection_finish starts, and whose result its fixture reads."""
 
     def __init__(self, fixture: str, build: Callable[[Say], T]) -> None:
-        """Name the fixture; `build` says what it does, and returns at once what is there already."""
+        """`build` describes itself, and returns an existing result at once."""
         self.fixture, self.build = fixture, build
         self.failed: Exception | None = None
 
     def begin(self, session: pytest.Session) -> None:
-        """Build what is missing if a test wants it: minutes without a word look like a test that hangs."""
+        """Build what is missing if a test needs it, with a message: minutes without one look like a test that hangs."""
         wanted = any(self.fixture in getattr(item, "fixturenames", ()) for item in session.items)
         if not wanted or session.config.option.collectonly:
             return
@@ -33,7 +33,7 @@ class BuiltOnce(Generic[T]):
             self.failed = error
 
     def result(self) -> T:
-        """Return what was built; skip where a program to build it with is missing, fail where the build did."""
+        """Return the built files; skip if a program for the build is missing, fail if the build failed."""
         if isinstance(self.failed, Missing):
             pytest.skip(f"missing: {self.failed}")
         if self.failed:
@@ -42,7 +42,7 @@ class BuiltOnce(Generic[T]):
 
 
 def _speaker(config: pytest.Config) -> Say:
-    """Return what writes to the terminal, also in a process that xdist started: its stderr is that of the run."""
+    """Return a function that writes to the terminal, also in a process of xdist: its stderr is that of the run."""
     plugins = config.pluginmanager
     if not hasattr(config, "workerinput"):
         return plugins.getplugin("terminalreporter").write_line  # type: ignore[union-attr, no-any-return]

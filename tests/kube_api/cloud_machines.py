@@ -24,7 +24,7 @@ NODE_RIGHTS = "nodes/rbac.yaml"
 
 
 class Machines:
-    """Nodes that kubelets would make, and the inventory of their machines."""
+    """Nodes as from kubelets, and the inventory of their machines."""
 
     def __init__(self, cloud: CloudLab) -> None:
         self.cloud, self.plane = cloud, cloud.cluster.plane
@@ -38,7 +38,7 @@ class Machines:
         return self.cloud.run("baremetal", self.inventory, *MORE, *more, **options)
 
     def add(self, name: str, *, taint: bool = True, annotations: Obj | None = None, **spec: Any) -> Obj:
-        """Make a Node as its kubelet would that was told of a cloud provider."""
+        """Create a Node as a kubelet with a cloud provider does."""
         if taint:
             spec["taints"] = [{"key": UNINITIALIZED, "value": "true", "effect": "NoSchedule"}]
         meta = {"name": name, "annotations": annotations or {}}
@@ -73,7 +73,7 @@ class Machines:
         return {each["reason"]: each for each in found if each["involvedObject"]["name"] == name}
 
     def close(self) -> None:
-        """End the controllers and take away what was made."""
+        """End the controllers and remove the created objects."""
         for each in self.cloud.processes:
             each.close()
         for name in self.cloud.cluster.names("/api/v1/nodes"):
@@ -83,7 +83,7 @@ class Machines:
 
 
 def write_plug_in(folder: Path, text: str, **providers: str) -> Path:
-    """Make a package `plugged` with these providers, each with the name of its class; return the folder for Python's path."""
+    """Create a package `plugged` with these providers, each with the name of its class; return the folder for Python's path."""
     info = folder / "site" / "plugged-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.0\n")

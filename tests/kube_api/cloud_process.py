@@ -1,4 +1,4 @@
-"""`lbagent cloud run` as a process before the real API server: started, killed, and what it did."""
+"""`lbagent cloud run` as a process with the real API server: started, killed, and its requests."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ WITHIN_S = 60.0  # a busy machine needs seconds to start Python
 
 
 def rights(file: str = "rbac.yaml") -> list[Obj]:
-    """Return the objects that give the controller its rights."""
+    """Return the objects with the controller's rights."""
     return list(yaml.safe_load_all((ROOT / "deploy" / "cloud" / file).read_text()))
 
 
 def verbs(objects: list[Obj]) -> set[tuple[str, str]]:
-    """Return what objects allow: verb and resource."""
+    """Return the rights in objects: verb and resource."""
     rules = [rule for obj in objects for rule in obj.get("rules", ())]
     return {(verb, resource) for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
 
 
 def give_rights(plane: ControlPlane, file: str = "rbac.yaml") -> None:
-    """Make the controller's account, or the objects of another file, once."""
+    """Create the controller's account, or the objects of another file, once."""
     for obj in rights(file):
         if plane.send("GET", f"{collection(obj)}/{obj['metadata']['name']}")[0] == 404:
             plane.ask("POST", collection(obj), obj)
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that was free a moment ago."""
+    """Return a TCP port of 127.0.0.1 that is probably free."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
@@ -101,7 +101,7 @@ class CloudProcess:
             self.kill()
 
     def until(self, condition: Callable[[], Any], what: str, within_s: float = WITHIN_S) -> Any:
-        """Wait for a condition; the controller must go on meanwhile."""
+        """Wait for a condition; the controller must keep running."""
 
         def holds() -> Any:
             assert self.process is None or self.process.poll() is None, self.tail()
@@ -118,7 +118,7 @@ class CloudProcess:
 
 
 class CloudLab:
-    """A cluster, a proxy before it that counts writes, and controllers."""
+    """A cluster, a proxy in front of it that counts writes, and controllers."""
 
     def __init__(self, cluster: Cluster, front: HttpProxy, kubeconfig: Path, folder: Path) -> None:
         self.cluster, self.front, self.kubeconfig, self.folder = cluster, front, kubeconfig, folder
@@ -135,7 +135,7 @@ class CloudLab:
         return self.run("fake", {"record": str(self.record), **config}, *more, elects=elects, name=name)
 
     def calls(self, *ops: str) -> list[Obj]:
-        """Return what the provider `fake` was asked for."""
+        """Return the calls of the provider `fake`."""
         if not self.record.exists():
             return []
         found = [json.loads(line) for line in self.record.read_text().splitlines()]

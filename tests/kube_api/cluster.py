@@ -1,4 +1,4 @@
-"""What is in the API server: nodes, Services, and Pods that are what their status says. Slices are the controller's work."""
+"""The objects in the API server: nodes, Services, and Pods that consist of their status. The controller creates the slices."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ NAMESPACE_READY_S = 20
 
 
 def manifest() -> list[Obj]:
-    """Return the objects of the manifest that gives the agent its rights."""
+    """Return the objects of the manifest with the agent's rights."""
     return list(yaml.safe_load_all(RBAC.read_text()))
 
 
 def collection(obj: Obj) -> str:
-    """Return the path that an object of the manifest is posted to."""
+    """Return the path to which an object of the manifest is posted."""
     api, meta = obj["apiVersion"], obj["metadata"]
     root = f"/api/{api}" if "/" not in api else f"/apis/{api}"
     within = f"/namespaces/{meta['namespace']}" if "namespace" in meta else ""
@@ -44,7 +44,7 @@ class Cluster:
         self.plane = plane
 
     def prepare(self, *, node: bool = True) -> None:
-        """Give a new cluster the agent's account and rights, and a node unless it is told otherwise."""
+        """Create the agent's account and rights in a new cluster, and by default a node."""
         for namespace in ("default", "kube-system"):
             wait_for(
                 lambda name=namespace: self.plane.send("GET", f"/api/v1/namespaces/{name}")[0] == 200,
@@ -57,7 +57,7 @@ class Cluster:
             self.add_node(NODE)
 
     def clear(self) -> None:
-        """Take away what a test made; the node, the rights and default/kubernetes stay."""
+        """Delete the objects of a test; the node, the rights and default/kubernetes stay."""
         for name in self.names(f"{HOME}/services"):
             if name != "kubernetes":
                 self.plane.ask("DELETE", f"{HOME}/services/{name}")
@@ -88,7 +88,7 @@ class Cluster:
     def add_service(
         self, name: str, *, selector: bool = True, annotations: dict[str, str] | None = None, **spec: Any
     ) -> Obj:
-        """Make a Service for the Pods of its name; the server chooses its address unless `clusterIPs` says it."""
+        """Create a Service for the Pods with its name; the server chooses its address unless `clusterIPs` is given."""
         ports = spec.pop("ports", [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": 8080}])
         body = {"ports": ports, **({"selector": {"app": name}} if selector else {}), **spec}
         meta = {"name": name, "namespace": "default", "annotations": annotations or {}}
@@ -113,7 +113,7 @@ class Cluster:
     # --- pods ---
 
     def add_pod(self, name: str, app: str, *ips: str, ready: bool = True, node: str = NODE, **container: Any) -> None:
-        """Make a Pod that runs, with these addresses."""
+        """Create a running Pod with these addresses."""
         spec = {"nodeName": node, "containers": [{"name": "c", "image": "none", **container}]}
         meta = {"name": name, "namespace": "default", "labels": {"app": app}}
         self.plane.ask("POST", f"{HOME}/pods", {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
@@ -132,10 +132,10 @@ class Cluster:
     def delete_pod(self, name: str, grace_s: int = 0) -> None:
         self.plane.ask("DELETE", f"{HOME}/pods/{name}?gracePeriodSeconds={grace_s}")
 
-    # --- slices of the test's own ---
+    # --- slices of the test ---
 
     def put_slice(self, name: str, service: str, *addresses: str, **more: Any) -> None:
-        """Make or replace a slice that no controller owns."""
+        """Create or replace a slice that no controller owns."""
         meta = {"name": name, "namespace": "default", "labels": {"kubernetes.io/service-name": service}}
         body = {
             "apiVersion": "discovery.k8s.io/v1",
@@ -152,7 +152,7 @@ class Cluster:
     # --- rights ---
 
     def set_rules(self, rules: list[Obj]) -> None:
-        """Replace what the agent is allowed."""
+        """Replace the agent's rights."""
         role = next(obj for obj in manifest() if obj["kind"] == "ClusterRole")
         self.plane.ask("PUT", ROLE, role | {"rules": rules})
 
@@ -166,6 +166,6 @@ class Cluster:
         self.plane.ask("POST", BACKEND_STATES, body)
 
     def events(self) -> list[Obj]:
-        """Return what lbagent wrote; the server's own controllers write Events too."""
+        """Return lbagent's Events; the server's own controllers write Events too."""
         found = self.plane.ask("GET", f"{HOME}/events")["items"]
         return [event for event in found if event["source"].get("component") == "lbagent"]

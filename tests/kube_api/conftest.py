@@ -1,4 +1,4 @@
-"""The control plane of the run, and what the tests put in it."""
+"""The control plane of the run, and the tests' objects in it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def programs() -> Programs:
 
 @pytest.fixture(scope="session")
 def plane(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """The control plane that tests share: they leave it running, as it was."""
+    """The control plane that tests share: they keep it running, and restore it."""
     netns.sweep()
     plane = ControlPlane(programs, tmp_path_factory.mktemp("kube"))
     try:
@@ -42,7 +42,7 @@ def plane(programs: Programs, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def cluster(plane: ControlPlane) -> Iterator[Cluster]:
-    """The objects of the shared control plane, none but the node at first."""
+    """The objects of the shared control plane, at first only the node."""
     cluster = Cluster(plane)
     yield cluster
     cluster.clear()
@@ -74,7 +74,7 @@ def own_config(own: Cluster, front: Proxy, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def proxy(plane: ControlPlane) -> Iterator[Proxy]:
-    """A proxy before the shared control plane."""
+    """A proxy in front of the shared control plane."""
     proxy = Proxy(plane.namespace, 6443)
     yield proxy
     proxy.close()
@@ -88,7 +88,7 @@ def config(plane: ControlPlane, proxy: Proxy, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cloud(cluster: Cluster, tmp_path: Path) -> Iterator[CloudLab]:
-    """The shared control plane with the rights of the cloud controller, which is started by the test."""
+    """The shared control plane with the rights of the cloud controller, which the test starts."""
     give_rights(cluster.plane)
     front = HttpProxy(cluster.plane)
     kubeconfig = cluster.plane.kubeconfig(cluster.plane.account_token(ACCOUNT), tmp_path / "kubeconfig", front.port)

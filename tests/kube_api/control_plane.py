@@ -1,7 +1,7 @@
-"""A Kubernetes control plane in a namespace of its own: API server with etcd, and the controllers that make EndpointSlices.
+"""A Kubernetes control plane in its own namespace: API server with etcd, and the controllers that create EndpointSlices.
 
-Every Pod is what its status says: the tests write it, and the real controller makes slices of it. What the agent asks for is in
-the audit log, so requests are counted, and read, where they arrive.
+A Pod is only its status: the tests write it, and the real controller creates slices from it. The agent's requests are in the audit
+log, so they are counted, and read, where they arrive.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.lab.netns import Namespace, run, wait_for
 
 Obj = dict[str, Any]
 PORT, ETCD = 6443, "http://127.0.0.1:2379"
-ADVERTISED = "192.0.2.10"  # what Service default/kubernetes leads to; an API server takes no loopback address
+ADVERTISED = "192.0.2.10"  # the endpoint of Service default/kubernetes; an API server accepts no loopback address
 RANGES = "10.96.0.0/12,fd00:10:96::/112"
 CONTROLLERS = ("endpointslice-controller", "namespace-controller", "garbage-collector-controller")
 ACCOUNT_NAMESPACE, ACCOUNT = "kube-system", "lbagent"
@@ -43,7 +43,7 @@ MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-
 
 
 class Refused(RuntimeError):
-    """The API server said no."""
+    """The API server rejected a request."""
 
 
 class ServerConnection(http.client.HTTPSConnection):
@@ -59,14 +59,14 @@ class ServerConnection(http.client.HTTPSConnection):
 
 
 class ControlPlane:
-    """An API server that can be killed, started again over the same data, and asked."""
+    """An API server that can be killed, restarted with the same data, and accessed."""
 
     def __init__(self, programs: Programs, folder: Path, role: str = "kube") -> None:
         self.programs, self.folder = programs, folder
         self.namespace = Namespace(role)
         self.audit = folder / "audit.log"
         self._admin = secrets.token_hex(16)
-        self.lasting_token = secrets.token_hex(16)  # the agent's account by name, also in a cluster that is another one
+        self.lasting_token = secrets.token_hex(16)  # the agent's account by name, also in another cluster
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._connection: ServerConnection | None = None
         self._asking = threading.Lock()
@@ -83,7 +83,7 @@ class ControlPlane:
     # --- processes ---
 
     def start(self, *flags: str) -> None:
-        """Start the API server, with further flags, over the data that is there; return when it is ready."""
+        """Start the API server, with further flags, with the existing data; return when it is ready."""
         self._flags = flags
         self._start_etcd()
         key = self.folder / "sa.key"
@@ -101,7 +101,7 @@ class ControlPlane:
         wait_for(self._is_ready, "the API server", READY_S)
 
     def start_controllers(self, *more: str) -> None:
-        """Start the controllers, which make EndpointSlices and remove what belongs to nothing; `more` of them by name."""
+        """Start the controllers, which create EndpointSlices and remove orphans; `more` of them by name."""
         config = self.kubeconfig(self._admin, self.folder / "controllers.kubeconfig", PORT)
         argv = [
             str(self.programs.controller_manager), f"--kubeconfig={config}", f"--controllers={','.join((*CONTROLLERS, *more))}",
@@ -110,16 +110,16 @@ class ControlPlane:
         self._run("kube-controller-manager", argv)
 
     def kill(self) -> None:
-        """Kill the API server, and etcd with it where that is in it; the data stays."""
+        """Kill the API server, and its built-in etcd if it has one; the data stays."""
         self._end("kube-apiserver")
 
     def restart(self, *flags: str) -> None:
-        """Kill it and start it again over the same data."""
+        """Kill it and restart it with the same data."""
         self.kill()
         self.start(*(flags or self._flags))
 
     def forget(self) -> None:
-        """Take the data away: the next start is another, empty cluster with the same certificates and accounts' key."""
+        """Delete the data: the next start is another, empty cluster with the same certificates and accounts' key."""
         self._end("etcd")
         shutil.rmtree(self._data, ignore_errors=True)
 
@@ -165,7 +165,7 @@ class ControlPlane:
     # --- requests ---
 
     def send(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> tuple[int, Any]:
-        """Ask as the administrator, from any thread; return the status and what the answer's JSON says (its text where it is none)."""
+        """Send a request as the administrator, from any thread; return the status and the answer's JSON (else its text)."""
         headers = {"Authorization": f"Bearer {self._admin}", "Content-Type": kind}
         text = None if body is None else json.dumps(body)
         with self._asking:
@@ -190,14 +190,14 @@ class ControlPlane:
         raise AssertionError("unreachable")
 
     def ask(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
-        """Ask as the administrator. Raises Refused."""
+        """Send a request as the administrator. Raises Refused."""
         status, answer = self.send(method, path, body, kind)
         if status >= 300:
             raise Refused(f"{method} {path}: {status} {answer}")
         return answer
 
     def compact(self) -> None:
-        """Let etcd forget the history: a watch that begins before now is too old."""
+        """Compact etcd's history: a watch that begins before now is too old."""
         here = int(self.ask("GET", "/api/v1/namespaces?limit=1")["metadata"]["resourceVersion"])
         self.namespace.call(_post, f"{ETCD}/v3/kv/compaction", {"revision": str(here), "physical": True})
 
@@ -205,15 +205,15 @@ class ControlPlane:
 
     @property
     def certificate(self) -> str:
-        """The file of the certificate that the server shows."""
+        """The file of the server's certificate."""
         return str(self.folder / "certs" / "apiserver.crt")
 
     def agent_token(self) -> str:
-        """Return a new token of the agent's service account, which must be there."""
+        """Return a new token of the agent's service account, which must exist."""
         return self.account_token(ACCOUNT)
 
     def account_token(self, account: str) -> str:
-        """Return a new token of a service account of kube-system, which must be there."""
+        """Return a new token of a service account of kube-system, which must exist."""
         path = f"/api/v1/namespaces/{ACCOUNT_NAMESPACE}/serviceaccounts/{account}/token"
         answer = self.ask("POST", path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
         return str(answer["status"]["token"])
@@ -230,7 +230,7 @@ class ControlPlane:
         path.write_text(yaml.safe_dump(text))
         return path
 
-    # --- what the agent asked for ---
+    # --- the agent's requests ---
 
     def requests(self) -> list[AgentRequest]:
         """Return every request of the agent's account that arrived, in order."""
@@ -240,7 +240,7 @@ class ControlPlane:
 
 
 class AgentRequest:
-    """A request as the audit log tells it."""
+    """A request from the audit log."""
 
     def __init__(self, entry: Obj) -> None:
         ref = entry.get("objectRef") or {}

@@ -1,4 +1,4 @@
-"""The Kubernetes source alone, in this process: what it tells its listener, and what a fresh one would."""
+"""The Kubernetes source alone, in this process: compares its listener with that of a new source."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMING = KubeTiming(first_pause_s=0.1, max_pause_s=1.0, healthy_s=5.0, standing_
 
 
 class Following:
-    """A source that runs, and what its listener knows after all it was told."""
+    """A running source, and the objects of its listener after all changes."""
 
     def __init__(self, source: KubeSource) -> None:
         self.source = source
@@ -49,7 +49,7 @@ class Following:
         return sorted(socket.inet_ntop(families[len(each.address)], each.address) for each in endpoints)
 
     async def until(self, condition: Callable[[], Any], what: str = "", within_s: float = 60.0) -> None:
-        """Wait for a condition; the source must go on meanwhile."""
+        """Wait for a condition; the source must keep running."""
         try:
             async with asyncio.timeout(within_s):
                 while not condition():
@@ -59,7 +59,7 @@ class Following:
             raise AssertionError(f"not within {within_s} s: {what or condition}; {self.texts}") from None
 
     async def converges(self, config: Path, within_s: float = 60.0) -> None:
-        """Wait until the listener knows what a fresh agent reads, and the snapshot says the same."""
+        """Wait until the listener and the snapshot have the objects that a new agent reads."""
         fresh = await fresh_snapshot(config)
         try:
             await self.until(lambda: contents(self.source.snapshot()) == contents(fresh), "", within_s)
@@ -78,14 +78,14 @@ def settings(config: Path, **more: Any) -> KubeSettings:
 
 
 async def fresh_snapshot(config: Path) -> ObjectSnapshot:
-    """Return what an agent that starts now reads."""
+    """Return the objects that a new agent reads now."""
     async with following(settings(config)) as fresh:
         return fresh.source.snapshot()
 
 
 @asynccontextmanager
 async def following(given: KubeSettings, *, synced: bool = True, resumes: bool = False) -> AsyncIterator[Following]:
-    """Run a source; with `synced`, until its first lists are there."""
+    """Run a source; with `synced`, return after its first lists."""
     source = KubeSource(given)
     if resumes:
         source.resume()

@@ -1,6 +1,6 @@
-"""An HTTPS proxy before the real API server that knows lists and watches: it answers in its place, lists what was, and disorders events.
+"""An HTTPS proxy in front of the real API server that parses lists and watches: it answers itself, replays old lists, and reorders events.
 
-It shows the server's own certificate, so a kubeconfig differs by the port alone.
+It has the server's own certificate, so a kubeconfig differs only in the port.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 from tests.kube_api.control_plane import ControlPlane, Obj, ServerConnection
 from tests.kube_api.proxy import RST
 
-TOGETHER_S = 0.3  # events of so long are disordered together
+TOGETHER_S = 0.3  # events of this period are reordered together
 KEPT = ("Authorization", "Accept")
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 KEPT_OF_WRITES = (*KEPT, "Content-Type")
@@ -30,7 +30,7 @@ END = "k8s.io/initial-events-end"
 
 
 def resource_of(path: str) -> tuple[str, str]:
-    """Return what a path is about, with its subresource, and the name of the object ('': all of them)."""
+    """Return a path's resource, with its subresource, and the name of the object ('': all)."""
     parts = path.strip("/").split("/")
     at = parts.index("namespaces") + 2 if "namespaces" in parts[:-2] else 2 if parts[0] == "api" else 3
     resource, name, *sub = [*parts[at:], ""][: max(2, len(parts) - at)]
@@ -46,14 +46,14 @@ class Write(NamedTuple):
 
     @property
     def resource(self) -> str:
-        """What it is about: services/status, events, leases."""
+        """Its resource: services/status, events, leases."""
         return resource_of(self.path)[0]
 
 
 class WriteFault(NamedTuple):
-    """What the next write to a resource meets: a status instead of an answer, or (0) a reset, before or after it was passed on.
+    """A fault of the next write to a resource: a status instead of an answer, or (0) a reset, before or after it was forwarded.
 
-    `silent`: no answer at all, until the client hangs up.
+    `silent`: no answer, until the client closes the connection.
     """
 
     resource: str
@@ -64,22 +64,22 @@ class WriteFault(NamedTuple):
 
 
 class HttpProxy:
-    """Listens on 127.0.0.1. What is set holds for requests that come from now on; `requests` counts them by resource."""
+    """Listens on 127.0.0.1. Settings apply to later requests; `requests` counts them by resource."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
         self.requests: Counter[str] = Counter()
-        self.answers: deque[tuple[int, dict[str, str]]] = deque()  # status and headers, given to the next requests
-        self.expired: set[str] = set()  # resources whose next watch that goes on is told 410
+        self.answers: deque[tuple[int, dict[str, str]]] = deque()  # status and headers, returned to the next requests
+        self.expired: set[str] = set()  # resources whose next resumed watch gets 410
         self.stale: dict[str, list[bytes]] = {}  # the next list of a resource, as a stream
-        self.lists: dict[str, list[bytes]] = {}  # the last list of each resource, as it was streamed
+        self.lists: dict[str, list[bytes]] = {}  # the last list of each resource, as streamed
         self.disorders = False  # each event twice, in another order
         self.disordered: defaultdict[str, int] = defaultdict(int)  # events in another order than the server's
-        self.asked: set[tuple[str, str]] = set()  # verb and resource of each request, as RBAC names them
-        self.writes: list[Write] = []  # requests that change something, in order, also those that a fault met
+        self.asked: set[tuple[str, str]] = set()  # verb and resource of each request, in RBAC's terms
+        self.writes: list[Write] = []  # requests that change something, in order, also those with a fault
         self.write_faults: deque[WriteFault] = deque()  # for the next ones that match
-        self.on_write: Callable[[Write], object] = lambda _: None  # called before a write is passed on
-        self.on_written: Callable[[Write], object] = lambda _: None  # called before its answer is
+        self.on_write: Callable[[Write], object] = lambda _: None  # called before a write is forwarded
+        self.on_written: Callable[[Write], object] = lambda _: None  # called before its answer is forwarded
         self._open: set[socket.socket] = set()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(plane.certificate, plane.certificate.removesuffix("crt") + "key")
@@ -155,7 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._write("DELETE")
 
     def _write(self, method: str) -> None:
-        """Pass a write on, once it is noted; a fault that waits for its resource meets it."""
+        """Record a write, apply a pending fault of its resource, and forward it."""
         proxy, text = self.proxy, self.rfile.read(int(self.headers.get("Content-Length", 0)))
         write = Write(method, urlsplit(self.path).path, json.loads(text or b"{}"))
         proxy.writes.append(write)
@@ -227,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
                     return
 
     def _disorder(self, name: str, lines: list[bytes]) -> list[bytes]:
-        """Return each event twice, in another order. Bookmarks go: they would say that nothing older comes any more."""
+        """Return each event twice, in another order, without bookmarks: these promise that no older event follows."""
         events = [line for line in lines if line and b'"BOOKMARK"' not in line]
         mixed = events * 2
         random.Random(len(events)).shuffle(mixed)
@@ -259,4 +259,4 @@ def _read(answer: http.client.HTTPResponse, lines: queue.SimpleQueue[bytes]) -> 
 
 
 def _status(code: int) -> Obj:
-    return {"kind": "Status", "apiVersion": "v1", "code": code, "message": "the proxy says so"}
+    return {"kind": "Status", "apiVersion": "v1", "code": code, "message": "a fault of the proxy"}

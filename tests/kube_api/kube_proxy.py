@@ -1,4 +1,4 @@
-"""The real kube-proxy on a node that is a namespace: started, stopped, and its rules removed as its own `--cleanup` does."""
+"""The real kube-proxy on a node that is a namespace: started, stopped, and its rules removed by its own `--cleanup`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.kube_api.cluster import NODE
 from tests.lab.netns import wait_for
 from tests.lab.topology import Lab, LabError, end
 
-METRICS = "127.0.0.1:10349"  # not its usual port, where lbagent answers when that came first
+METRICS = "127.0.0.1:10349"  # not its usual port, which lbagent may have already
 SYNCED = re.compile(r"^kubeproxy_sync_proxy_rules_last_timestamp_seconds(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 FAMILIES = 2
-FIRST_SYNC_S = 120  # a second where nothing else runs
+FIRST_SYNC_S = 120  # a second on an idle machine
 
 
 class KubeProxy:
@@ -25,7 +25,7 @@ class KubeProxy:
     def __init__(
         self, lab: Lab, binary: Path, kubeconfig: Path, mode: str = "nftables", arguments: Sequence[str] = ()
     ) -> None:
-        """Prepare it: what it may change of the whole machine (conntrack's size) is left as it is."""
+        """Prepare it without changes of the machine (conntrack's size)."""
         self.lab = lab
         self.log = lab.folder / "kube-proxy.log"
         self.argv = [
@@ -44,14 +44,14 @@ class KubeProxy:
         return self.process.pid
 
     def start(self, patience_s: float = FIRST_SYNC_S) -> float:
-        """Start it and wait so long for the first sync of every family; return when kube-proxy says that was, in seconds since the epoch."""
+        """Start it and wait so long for the first sync of every family; return its time by kube-proxy's log, in seconds since the epoch."""
         with self.log.open("a") as log:
             self.process = self.lab.node.popen(self.argv, stdout=log, stderr=log)
         with self.lab.node.entered():
             return wait_for(self._synced_at, "kube-proxy's first sync", patience_s, 0.1)
 
     def _synced_at(self) -> float:
-        """Return when the last of the families synced; 0: one has not yet."""
+        """Return when the last family synced; 0: one has not synced yet."""
         if self.process is None or self.process.poll() is not None:
             raise LabError(f"kube-proxy ended\n{self.tail()}")
         with contextlib.suppress(OSError):
@@ -71,7 +71,7 @@ class KubeProxy:
             self.process = None
 
     def cleanup(self) -> None:
-        """Remove its rules, as kubernetes.md says: `kube-proxy --cleanup`."""
+        """Remove its rules as in kubernetes.md: `kube-proxy --cleanup`."""
         done = subprocess.run(self.lab.node.command([*self.argv, "--cleanup"]), capture_output=True, text=True)
         if done.returncode:
             raise LabError(f"kube-proxy --cleanup: exit {done.returncode}\n{done.stderr[-2000:]}")

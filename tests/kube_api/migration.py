@@ -1,4 +1,4 @@
-"""A node on which kube-proxy and lbagent take turns, and clients of its Services: outside, in a pod, and processes of the node."""
+"""A node with kube-proxy and lbagent in turns, and clients of its Services: outside, in a pod, and processes of the node."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ WEB, DNS = ("10.96.0.10", "fd00:10:96::10"), ("10.96.0.53", "fd00:10:96::53")
 BALANCER, NODE_IPS = ("10.77.200.1", "fd77:200::1"), ("10.77.0.1", "fd77::1")
 WEB_NODE_PORT, DNS_NODE_PORT = 30080, 30053
 POD_RANGES = "10.244.0.0/16,fd44::/15"
-# netfilter masquerades to ports from 1024 on, so that no port is lbagent's and kube-proxy's at once
+# netfilter masquerades to ports from 1024 on, so that no port belongs to lbagent and kube-proxy at once
 SETTINGS = "snat-ports: 256-1023\nnew-flows: {}\n"
-# what a CNI has: as long as another rule translates addresses, the kernel goes on to translate the connections that kube-proxy began
+# as from a CNI: while another rule translates addresses, the kernel continues to translate kube-proxy's connections
 CNI = "table {} cni {{ chain out {{ type nat hook postrouting priority srcnat; meta mark 0x9999 masquerade; }}; }}"
-OPEN = 4  # connections that stay open, a place and address
-# Below those that the kernel gives away: a client that has one port towards two VIPs may meet one backend by both proxies, and neither
-# knows the other's connection (docs/kubernetes.md).
+OPEN = 4  # open connections per place and address
+# Below the kernel's ephemeral ports: a client with one port towards two VIPs may get one backend by both proxies, and neither proxy has
+# the other's connection (docs/kubernetes.md).
 OPEN_FROM = 20000
 
 
 class MigratingNode:
-    """One node before a control plane; nothing serves it yet."""
+    """One node with a control plane, without a service proxy at first."""
 
     def __init__(self, lab: Lab, cluster: Cluster, binary: Path, mode: str, group: Path, hook: str) -> None:
-        """Make the cluster's Services, both proxies (not started) and the pod that asks."""
+        """Create the cluster's Services, both proxies (not started) and the client pod."""
         self.lab = lab
         lab.add_pod("p1", "pod4", "10.244.1", "fd45")
         lab.serve_all()
@@ -81,7 +81,7 @@ class MigratingNode:
         return Manifest(name, vips, endpoints, port=port, protocol=protocol, namespace="default", spec=spec)
 
     def start_kube_proxy(self) -> None:
-        """Start it, and wait until the rules of either family have the last backend of both Services."""
+        """Start it, and wait until the rules of each family have the last backend of both Services."""
         self.kube_proxy.start()
         last = self.lab.backends["b3"]
         wanted = [f"{address} . {port}" for address in (last.ipv4, last.ipv6) for port in (HTTP_PORT, DNS_PORT)]
@@ -93,7 +93,7 @@ class MigratingNode:
     # --- lbagent ---
 
     def set_new_flows(self, what: str) -> None:
-        """Write the setting; a running agent takes it over before this returns."""
+        """Write the setting; return when a running agent has applied it."""
         self.settings.write_text(SETTINGS.format(what))
         if self.agent.process is not None:
             before = self.agent.api.status()["artifact"]
@@ -101,14 +101,14 @@ class MigratingNode:
             wait_for(lambda: self.agent.api.status()["artifact"] != before, "new programs", START_TIMEOUT_S)
 
     def leftovers(self) -> str:
-        """Return what `lbagent doctor --kubernetes` says."""
+        """Return the findings of `lbagent doctor --kubernetes`."""
         return self.agent.cli("doctor", "--kubernetes", "--bpffs", str(self.lab.bpffs), check=False).stdout
 
     # --- clients ---
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[dict[str, traffic.Load]]:
-        """Ask by new connections and datagrams from every place meanwhile, at least a hundred times each."""
+        """Send requests by new connections and datagrams from every place during the block, at least a hundred each."""
         loads = {name: traffic.Load(space, _asks(name), 1, 0.01) for name, space in self.places.items()}
         with contextlib.ExitStack() as stack:
             for load in loads.values():
@@ -118,7 +118,7 @@ class MigratingNode:
                 load.wait_more(100, START_TIMEOUT_S)
 
     def open(self) -> OpenConnections:
-        """Open connections that stay, from every place."""
+        """Open persistent connections from every place."""
         return OpenConnections(self)
 
 
@@ -132,10 +132,10 @@ def _asks(place: str) -> list[partial[traffic.Answer]]:
 
 
 class OpenConnections:
-    """Connections through VIPs that stay open."""
+    """Persistent connections through VIPs."""
 
     def __init__(self, node: MigratingNode) -> None:
-        """Open them, and ask once on each."""
+        """Open them, and send one request on each."""
         self._talkers = {
             (place, to): traffic.Talkers(space, *to, OPEN, node.ports)
             for place, space in node.places.items()
@@ -144,7 +144,7 @@ class OpenConnections:
         node.lab.closing.callback(self.close)
 
     def ask(self) -> dict[str, Counter[str]]:
-        """Ask on each; return by place how many went on with their backend (`same`), or ended, and how."""
+        """Send a request on each; return by place how many continued with their backend (`same`), or ended, and how."""
         out: dict[str, Counter[str]] = {}
         for (place, _), talkers in self._talkers.items():
             ends = zip(talkers.first, talkers.ask(), strict=True)
@@ -152,7 +152,7 @@ class OpenConnections:
         return out
 
     def go_on(self, *places: str) -> bool:
-        """Whether every one of these places (all) goes on; AssertionError says what does not."""
+        """Check that the connections of these places (default: all) continue. Raises AssertionError with the others."""
         said = {place: ends for place, ends in self.ask().items() if not places or place in places}
         assert all(set(ends) == {"same"} for ends in said.values()), said
         return True

@@ -21,23 +21,23 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 SOURCES = ("go.mod", "go.sum", "main.go")
 VERSION = "1.36.3"  # of k8s.io/kubernetes in go.mod
-GO_PLACES = "/usr/local/go/bin:/usr/lib/go/bin"  # where it is when PATH does not say
-OLDEST_GO = (1, 21)  # from here on Go gets the version that go.mod asks for by itself
+GO_PLACES = "/usr/local/go/bin:/usr/lib/go/bin"  # its folder if it is not on PATH
+OLDEST_GO = (1, 21)  # from this version Go downloads the version of go.mod itself
 NAMES = ("kube-apiserver", "kube-controller-manager")
 KUBE_PROXY = "kube-proxy"
 BUILDING = "tests/kube_api: building kube-apiserver, kube-controller-manager and kube-proxy, once (4 minutes of two cores, 0.8 GB of Go modules, 2.8 GB of build cache)"
 
 
 class Missing(Exception):
-    """What Go programs are built with, and is not there."""
+    """A tool for building Go programs is missing."""
 
 
 class BuildFailed(Exception):
-    """Go was there, and said no."""
+    """The Go build failed."""
 
 
 class Programs(NamedTuple):
-    """Paths; `etcd` is None where the API server brings its own."""
+    """Paths; `etcd` is None if the API server has its own."""
 
     apiserver: Path
     controller_manager: Path
@@ -45,7 +45,7 @@ class Programs(NamedTuple):
 
 
 def find_programs() -> Programs | None:
-    """Return what the machine has, else what was built before, else None."""
+    """Return the machine's programs, else those built before, else None."""
     assets = os.environ.get("KUBEBUILDER_ASSETS", "")
     path = os.pathsep.join(filter(None, (assets, os.environ.get("PATH", ""))))
     found = [shutil.which(name, path=path) for name in (*NAMES, "etcd")]
@@ -55,13 +55,13 @@ def find_programs() -> Programs | None:
 
 
 def find_kube_proxy() -> Path | None:
-    """Return the program that KUBE_PROXY names (None where it cannot be run), else one on PATH, else the one built here, else None."""
+    """Return the program of KUBE_PROXY (None if it cannot be run), else one on PATH, else the one built here, else None."""
     named = os.environ.get("KUBE_PROXY") or shutil.which(KUBE_PROXY) or str(_folder() / KUBE_PROXY)
     return Path(named) if os.access(named, os.X_OK) else None
 
 
 def build_programs(say: Callable[[str], object]) -> Programs:
-    """Return the programs, and build them where they are missing. Raises Missing, BuildFailed."""
+    """Return the programs, and build missing ones. Raises Missing, BuildFailed."""
     if found := find_programs():
         return found
     go = find_go("kube-apiserver with etcd and kube-controller-manager, none of which is there")
@@ -94,7 +94,7 @@ def _folder() -> Path:
 
 
 def find_go(purpose: str) -> str:
-    """Return a Go that can build what is named. Raises Missing."""
+    """Return a Go that can build the modules. Raises Missing."""
     oldest = ".".join(map(str, OLDEST_GO))
     go = shutil.which("go") or shutil.which("go", path=GO_PLACES)
     if go is None:
@@ -114,7 +114,7 @@ def _command(go: str, output: Path) -> list[str]:
 
 
 def go_environment() -> dict[str, str]:
-    """Return the environment in which Go builds programs that need no libraries."""
+    """Return the environment for building static programs with Go."""
     return {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly -buildvcs=false"}
 
 

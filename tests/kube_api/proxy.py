@@ -1,4 +1,4 @@
-"""A TCP proxy before the API server that breaks connections: in the middle of an event, for a while, or without a word."""
+"""A TCP proxy in front of the API server that breaks connections: in the middle of an event, for a while, or silently."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self.connections = 0
         self.is_refusing = False
-        self._flows = threading.Event()  # cleared: nothing is passed on
+        self._flows = threading.Event()  # cleared: nothing is forwarded
         self._flows.set()
-        self._deaf: set[socket.socket] = set()  # connections that pass nothing on any more
+        self._deaf: set[socket.socket] = set()  # connections that forward nothing any more
         self._open: set[tuple[socket.socket, socket.socket]] = set()
-        self._bytes_left: int | None = None  # to pass on to clients until everything is reset
+        self._bytes_left: int | None = None  # bytes to forward to clients until everything is reset
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -54,15 +54,15 @@ class Proxy:
         return self._bytes_left is None
 
     def stall(self) -> None:
-        """Pass nothing on, until `flow`; new connections are accepted and hang too."""
+        """Forward nothing, until `flow`; new connections are accepted and hang too."""
         self._flows.clear()
 
     def flow(self) -> None:
-        """Pass on what came meanwhile, and what comes."""
+        """Forward the held data, and later data."""
         self._flows.set()
 
     def half_open(self) -> None:
-        """Pass nothing on of the connections that are open, ever: as a server that vanished without a word. New ones work."""
+        """Forward nothing more of the open connections: as a server that vanished without closing them. New ones work."""
         with self._lock:
             self._deaf |= {each for pair in self._open for each in pair}
 
@@ -74,7 +74,7 @@ class Proxy:
         self._listener.close()
         self.cut()
 
-    # --- passing on ---
+    # --- forwarding ---
 
     def _accept(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""Rights and tokens by a real authorizer: the shipped role is enough, each rule of it is needed, and what is missing is named."""
+"""Rights and tokens by a real authorizer: the shipped role is sufficient, each of its rules is needed, and a missing one is reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def name_of(rule: dict[str, Any]) -> str:
 
 @pytest.fixture
 def shop(cluster: Cluster) -> Iterator[Cluster]:
-    """A cluster with one object of each kind that is read; every right is given back after the test."""
+    """A cluster with one object of each kind that is read; all rights are restored after the test."""
     cluster.install_backend_states()
     cluster.add_service("web")
     cluster.add_pod("web-0", "web", "10.244.0.10", ports=[{"containerPort": 8080, "hostPort": 8081}])
@@ -79,7 +79,7 @@ async def test_a_resource_that_may_not_be_read_is_named(shop: Cluster, config: P
         assert any(f"{verb} {name_of(rule)}" in one.texts for verb in rule["verbs"]), one.texts
         assert not is_all_there(one)
         shop.set_rules(RULES)
-        if name_of(rule) not in ("backendstates", "servicecidrs"):  # those are asked for again after minutes
+        if name_of(rule) not in ("backendstates", "servicecidrs"):  # those are requested again after minutes
             await one.until(lambda: is_all_there(one), "everything")
 
 
@@ -139,7 +139,7 @@ async def test_a_token_that_is_revoked(shop: Cluster, plane: ControlPlane, proxy
         await one.until(lambda: is_all_there(one), "everything")
         plane.ask("DELETE", f"{ACCOUNTS}/{ACCOUNT}")
         try:
-            for _ in range(30):  # the server remembers tokens for 10 s; it is given time to answer
+            for _ in range(30):  # the server caches tokens for 10 s
                 proxy.cut()
                 with contextlib.suppress(AssertionError):
                     await one.until(lambda: "401" in one.texts, within_s=2)

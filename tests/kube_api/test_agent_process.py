@@ -1,4 +1,4 @@
-"""The agent as a process before a real API server: what is in the maps is what a fresh agent writes."""
+"""The agent as a process with a real API server: the maps have the entries that a new agent writes."""
 
 from __future__ import annotations
 
@@ -35,12 +35,10 @@ class Node:
         return all(word in dump for word in words)
 
     def until(self, *words: str) -> None:
-        wait_for(
-            lambda: self.has(*words), " ".join(words), 60
-        )  # a pause before the server is asked again is up to 30 s
+        wait_for(lambda: self.has(*words), " ".join(words), 60)  # the pause before a retry is up to 30 s
 
     def contents(self) -> list[str]:
-        """What the maps hold, without the numbers that depend on what was there before."""
+        """The entries of the maps, without the numbers that depend on earlier entries."""
         return sorted(IDS.sub(r"\1", line) for line in self.agent.dump())
 
 
@@ -52,7 +50,7 @@ def node(box: Box, plane: ControlPlane) -> Iterator[Node]:  # noqa: F811
 
 
 def shop(cluster: Cluster) -> str:
-    """Make a Service with a Pod; return its address."""
+    """Create a Service with a Pod; return its address."""
     service = cluster.add_service("web")
     cluster.add_pod("web-0", "web", "10.244.0.10")
     return str(service["spec"]["clusterIP"])

@@ -1,4 +1,4 @@
-"""One leader an address, by Leases of a real API server: two nodes on one link, and what becomes of an address when one goes."""
+"""One leader per address, by Leases of a real API server: two nodes on one link, and the addresses after the loss of one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def other(link: Link, host: Host) -> Host:
 
 
 def serve(link: Link, *addresses: str, **spec: object) -> Host:
-    """Make a Service of the first address with an endpoint on each node; return the leader."""
+    """Create a Service with the first address and an endpoint on each node; return the leader."""
     for number, address in enumerate(addresses):
         link.serve(f"web{number}", address, hosts=list(link.hosts.values()), **spec)
     return link.until_led(addresses[0])
@@ -52,7 +52,7 @@ def answers(link: Link, address: str) -> bool:
 
 
 def former_leader_ends_at(host: Host) -> int:
-    """Return until when the programs know who led before, in ns of CLOCK_MONOTONIC."""
+    """Return until when the programs have the previous leader, in ns of CLOCK_MONOTONIC."""
     with KernelMaps.open(str(host.bpffs), create=False) as maps:
         ((_, value),) = maps.items("lb_former_leader")
     return int(struct.unpack_from("=Q", value)[0])
@@ -87,7 +87,7 @@ def test_when_the_cable_is_pulled_the_other_node_takes_over(link: Link) -> None:
 
 def test_a_switch_that_filters_by_mld_passes_who_asks_for_the_address_to_its_leader(link: Link) -> None:
     filter_groups(link.switch)
-    time.sleep(3)  # until the switch filters: before its first query ended it passes every group to all
+    time.sleep(3)  # until the switch filters: before the end of its first query it passes every group to all
     link.serve("web6", VIP6, hosts=[], ipFamilies=["IPv6"])
     leader = link.until_led(VIP6)
 
@@ -115,11 +115,11 @@ def test_when_the_leader_is_cordoned_no_connection_fails(link: Link) -> None:
     assert load.tally.failures == []
     assert leader.vips()[VIP]["reason"] == "the node is cordoned"
     link.cordon(leader, undo=True)
-    link.until_led(VIP, by=leader)  # it takes its share again
+    link.until_led(VIP, by=leader)  # it gets its share again
 
 
 def test_the_address_leaves_a_node_whose_only_endpoint_is_in_maintenance(link: Link) -> None:
-    """The operator sets the state at one agent alone; the others read in its Lease that it does not serve the address."""
+    """The operator sets the state at one agent only; the others read in its Lease that it does not serve the address."""
     leader = serve(link, VIP, externalTrafficPolicy="Local")
     wait_for(lambda: answers(link, VIP), "an answer", 20)
     heir = other(link, leader)
@@ -132,7 +132,7 @@ def test_the_address_leaves_a_node_whose_only_endpoint_is_in_maintenance(link: L
         assert link.lease(VIP)["holderIdentity"] == heir.name
         assert talkers.ask() == talkers.first, "connections of before go on"
         transitions = link.lease(VIP)["leaseTransitions"]
-        load.wait_more(300)  # some seconds: it does not go to and fro
+        load.wait_more(300)  # some seconds: it does not move back and forth
         assert link.lease(VIP)["leaseTransitions"] == transitions
         leader.agent.cli("backend", "clear-state", f"{leader.pod_address}:8080")
         link.until_led(VIP, by=leader)
@@ -153,7 +153,7 @@ def test_under_policy_cluster_a_node_whose_programs_serve_nothing_leaves_the_add
 
 
 def test_open_connections_outlive_the_move_of_their_address(link: Link) -> None:
-    """Also back: those of both nodes are known to one of them alone. Of pods of either node, from clients whose address is kept or not."""
+    """Also back: then only one node has the connections of both. Of pods of either node, with and without the clients' addresses."""
     leader = serve(link, VIP)
     wait_for(lambda: answers(link, VIP), "an answer", 20)
     heir = other(link, leader)
@@ -161,10 +161,14 @@ def test_open_connections_outlive_the_move_of_their_address(link: Link) -> None:
     assert set(before.first) == set(link.hosts)
     link.cordon(leader)
     link.until_led(VIP, by=heir)
-    wait_for(lambda: link.mac_of(VIP) == heir.node.mac("eth0").hex(":"), "the new leader, as the client knows it", 20)
+    wait_for(
+        lambda: link.mac_of(VIP) == heir.node.mac("eth0").hex(":"), "the new leader in the client's neighbour table", 20
+    )
     between = link.talkers(VIP)
     first_end = former_leader_ends_at(heir)
-    wait_for(lambda: time.monotonic_ns() > first_end, "the end that was written first", 20)  # moved on: the node lives
+    wait_for(
+        lambda: time.monotonic_ns() > first_end, "the end that was written first", 20
+    )  # extended: the node is alive
     assert before.ask() == before.first
     assert between.ask() == between.first
     assert (
@@ -221,7 +225,7 @@ def test_addresses_are_spread_and_a_stranger_s_address_is_told_of(link: Link) ->
     wait_for(lambda: any(host.state("10.8.0.150") == "conflict" for host in link.hosts.values()), "the conflict", 20)
     wait_for(lambda: "AddressInUse" in {event["reason"] for event in link.cluster.events()}, "the Event", 20)
     events = [each for each in link.cluster.events() if each["reason"] == "AddressInUse"]
-    assert len(events) <= len(link.hosts)  # one of a node: on a busy machine the address may move to the other one
+    assert len(events) <= len(link.hosts)  # one per node: on a busy machine the address may move to the other one
     for event in events:
         assert event["involvedObject"]["name"] == f"web{len(ALL)}"
         assert link.client.mac("eth0").hex(":") in event["message"]

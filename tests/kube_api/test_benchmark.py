@@ -1,4 +1,4 @@
-"""The benchmark of Kubernetes, with a handful of Services: its figures come from where they should, and its tables have every row."""
+"""The benchmark of Kubernetes, with a few Services: its figures have the right source, and its tables have every row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of addresses, with a handful of everything: each row is measured, and its tables have every row."""
+"""The benchmark of addresses, with small numbers: each row is measured, and its tables have every row."""
 
 from __future__ import annotations
 

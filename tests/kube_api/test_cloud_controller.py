@@ -1,4 +1,4 @@
-"""`lbagent cloud run` before the real API server: what is written, in which order, and what the provider is asked for."""
+"""`lbagent cloud run` with the real API server: its writes, their order, and the calls of the provider."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_an_address_moves_by_a_wish_alone(cloud: CloudLab) -> None:
     assert "Service default/more has it" in cloud.events("web")["AllocationFailed"]["message"]
     assert cloud.ips("web") == ["10.9.0.1"]
     cloud.patch("web", {"metadata": {"annotations": {"lbagent.io/load-balancer-ips": "10.9.1.2"}}})
-    one.until(lambda: cloud.ips("web") == ["10.9.1.2"], "the address wished for")
+    one.until(lambda: cloud.ips("web") == ["10.9.1.2"], "the requested address")
     assert cloud.service("web")["metadata"]["annotations"]["lbagent.io/allocated-from"] == "b"
 
 
@@ -315,13 +315,13 @@ def test_the_shipped_rights_are_enough_and_each_of_them_is_used(cloud: CloudLab)
     one.until(lambda: cloud.events("more")["AllocationFailed"]["count"] >= 2, "the same Event again")
     end = time.monotonic() + WITHIN_S
     while cloud.front.asked < given and time.monotonic() < end:
-        cloud.front.cut()  # a watch that breaks off begins with a list, to see whether the server went back
+        cloud.front.cut()  # a broken watch starts again with a list, to detect a restored server
         time.sleep(3)
     assert cloud.front.asked == given
 
 
 def test_many_at_once(cloud: CloudLab) -> None:
-    """Each has an address of its own after two patches and two Events."""
+    """Each has its own address after two patches and two Events."""
     names = [f"web-{number}" for number in range(40)]
     one = cloud.run("pool", {"pools": [{"name": "a", "addresses": ["10.9.0.1-10.9.0.40"]}]})
     for name in names:

@@ -1,4 +1,4 @@
-"""`lbagent cloud run --provider edge` before the real API server, on the LAN of a real router."""
+"""`lbagent cloud run --provider edge` with the real API server, on the LAN of a real router."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METRICS = 9701  # in the control plane's namespace
 
 
 class HomeRouter(Router):
-    """A router on whose LAN the control plane is, and with it the controller."""
+    """A router whose LAN has the control plane and the controller."""
 
     lan_device = "edge0"
 
@@ -34,7 +34,7 @@ class HomeRouter(Router):
         return self._plane.namespace if role == "host" else super().space(role)
 
     def ask(self, number: int, address: str = WAN) -> str:
-        """Return what an outside client is told."""
+        """Return the answer for an outside client."""
         try:
             with self.outside.entered(), socket.create_connection((address, number), 3) as client:
                 return client.recv(100).decode()
@@ -56,7 +56,7 @@ def router(cloud: CloudLab) -> Iterator[HomeRouter]:
 
 
 def controller(cloud: CloudLab) -> CloudProcess:
-    """Start the controller in the control plane's namespace. `node` is not said: it is `self`, with --node-name."""
+    """Start the controller in the control plane's namespace. `node` is not set: it is `self`, with --node-name."""
     plane = cloud.cluster.plane
     kubeconfig = cloud.folder / "inside"
     cloud.folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The cloud controller when requests fail, and when it is killed at any of them: one address each, none lost, no finalizer left."""
+"""The cloud controller with failing requests, and killed at any of them: one address each, none lost, no finalizer left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATUS = "services/status"
 
 @pytest.mark.parametrize("fault", write_faults(STATUS), ids=name_of)
 def test_each_write_meets_a_fault(cloud: CloudLab, fault: WriteFault) -> None:
-    """Finalizer, status, and the end of both; the provider is not asked again for it."""
+    """Finalizer, status, and their removal, without another call of the provider."""
     one = cloud.fake(elects=fault.silent)  # with an election a request has less time
     cloud.front.write_faults.append(fault)
     on_status = [fault]
@@ -56,7 +56,7 @@ def test_a_server_that_fails_for_a_while(cloud: CloudLab) -> None:
 
 @pytest.mark.parametrize("passed_on", [False, True])
 def test_killed_at_every_write(cloud: CloudLab, passed_on: bool) -> None:
-    """It dies at its first write, the next time at its second one, and so on, until nothing is left to do."""
+    """It dies at its first write, the next time at its second one, and so on, until no write is left."""
     one = cloud.run("pool", POOLS, "--concurrent-syncs", "1")
     one.kill()
     killer = Killer(cloud, one, {STATUS}, passed_on=passed_on)
@@ -86,7 +86,7 @@ def test_killed_at_every_write(cloud: CloudLab, passed_on: bool) -> None:
 
 
 def _check(cloud: CloudLab, names: list[str], seen: dict[str, list[str]]) -> None:
-    """No address is there twice, none is lost, and none is there without the finalizer."""
+    """No address is used twice, none is lost, and none exists without the finalizer."""
     services = {item["metadata"]["name"]: item for item in cloud.cluster.plane.ask("GET", f"{HOME}/services")["items"]}
     held = Counter()
     for name in names:
@@ -122,7 +122,7 @@ def test_another_controller_takes_over(cloud: CloudLab) -> None:
     ) == 2  # by the first one, once
     one.start()
     one.until(lambda: "cloud controller starts" in one.tail(), "its start")
-    assert two.stop() == 0  # it gives the Lease back
+    assert two.stop() == 0  # it releases the Lease
     assert holder() != "two"
     one.until(lambda: holder() == "one", "the Lease")
     cloud.add("c")

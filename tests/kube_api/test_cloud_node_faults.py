@@ -1,4 +1,4 @@
-"""The controllers of Nodes when requests fail, when they are killed at any of them, and two at once: no Node is tainted or deleted wrongly."""
+"""The controllers of Nodes with failing requests, killed at any of them, and two at once: no Node is tainted or deleted wrongly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.lab.netns import LabError
 pytestmark = [pytest.mark.root]
 WRITTEN = ("nodes", "nodes/status")
 NETWORKS = {"new": "10.244.1.0/24", "on": "10.244.2.0/24"}
-LEFT = "10.244.9.0/24"  # a route to the pods of a Node that is gone
+LEFT = "10.244.9.0/24"  # a route to the pods of a deleted Node
 MINE = {"key": "mine", "effect": "NoSchedule"}
 
 PLUG_IN = """
@@ -79,7 +79,7 @@ class Site:
         machines.add("new", podCIDRs=[NETWORKS["new"]], podCIDR=NETWORKS["new"])
 
     def install(self, name: str, ip: str, *, off: bool = False) -> None:
-        """Let there be a machine."""
+        """Add a machine."""
         self.inventory[name] = {"ip": ip, "off": off}
         (self.folder / "machines.new").write_text(json.dumps(self.inventory))
         (self.folder / "machines.new").replace(self.folder / "machines")
@@ -91,7 +91,7 @@ class Site:
         return dict(json.loads((self.folder / "routes").read_text()))
 
     def is_done(self) -> bool:
-        """Return whether each Node is as its machine is; what never may be is asserted."""
+        """Return whether each Node matches its machine; assert the invariants."""
         self.assert_right()
         machines = self.machines
         wanted = {
@@ -134,7 +134,7 @@ def until_done(one: CloudProcess, site: Site) -> None:
 
 
 class EachWrite:
-    """Lets each write meet a fault once; one of another kind, or to another Node, is another one."""
+    """Applies a fault to each write once; writes of another kind, or to another Node, count separately."""
 
     def __init__(self, site: Site, fault: WriteFault) -> None:
         self._faults, self._fault = site.cloud.front.write_faults, fault
@@ -165,7 +165,7 @@ def test_each_write_meets_a_fault(site: Site, fault: WriteFault) -> None:
         ("PATCH", "conditions"),
         ("DELETE", ""),
     }
-    if fault.status != 409 or not fault.passed_on:  # a refusal of what was done all the same: it is taken at its word
+    if fault.status != 409 or not fault.passed_on:  # a refusal of an applied write counts as a refusal
         one.until(lambda: "Synced" in site.machines.events("new"), "the Event")
         assert site.machines.events("new")["Synced"]["count"] == 1
     assert site.machines.events("gone")["DeletingNode"]["count"] == 1
@@ -174,7 +174,7 @@ def test_each_write_meets_a_fault(site: Site, fault: WriteFault) -> None:
 
 @pytest.mark.parametrize("passed_on", [False, True])
 def test_killed_at_every_write(site: Site, passed_on: bool) -> None:
-    """It dies at its first write, the next time at its second one, and so on, until nothing is left to do."""
+    """It dies at its first write, the next time at its second one, and so on, until no write is left."""
     one = site.start()
     one.kill()
     killer, deaths = Killer(site.cloud, one, WRITTEN, passed_on=passed_on), 0
@@ -211,7 +211,7 @@ def test_another_one_takes_over(site: Site) -> None:
 
 
 def test_a_node_that_changes_at_the_moment_of_the_write(site: Site) -> None:
-    """One comes back before it is deleted, under its old name; one is ready before it gets the taint."""
+    """One returns before its deletion, with the same name; one becomes ready before it gets the taint."""
     met = set()
 
     def change(write: Write) -> None:

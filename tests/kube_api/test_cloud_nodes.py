@@ -1,4 +1,4 @@
-"""`lbagent cloud run --provider baremetal` before the real API server: Nodes are initialised, tainted, deleted, and have routes."""
+"""`lbagent cloud run --provider baremetal` with the real API server: Nodes are initialised, tainted, deleted, and have routes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_node_is_initialised(machines: Machines) -> None:
 
 
 def test_what_is_written_first_and_what_survives(machines: Machines) -> None:
-    """Addresses come before the taint goes; a taint put on at the same moment stays."""
+    """Addresses are written before the taint is removed; a taint that is added at the same time stays."""
     seen: list[tuple[str, bool]] = []
 
     def note(write: Any) -> None:
@@ -129,7 +129,7 @@ def test_nodes_that_are_not_ready(machines: Machines) -> None:
     one.until(lambda: machines.is_gone("gone-but-ready"), "the deletion")
     for name in ("on", "off", "of-another-provider", NODE):
         assert not machines.is_gone(name)
-    assert one.log.read_text().count("providerID other://1") == 2  # said once by each of two controllers
+    assert one.log.read_text().count("providerID other://1") == 2  # reported once by each of two controllers
 
 
 def test_a_wrong_inventory_deletes_nothing(machines: Machines) -> None:
@@ -138,7 +138,7 @@ def test_a_wrong_inventory_deletes_nothing(machines: Machines) -> None:
     one = machines.start()
     one.until(lambda: UNINITIALIZED not in machines.taints("n1"), "the taint's end")
     one.configure("machines: []")
-    one.until(lambda: "baremetal.yaml:1: machines: at least one machine is wanted" in one.tail(), "the message")
+    one.until(lambda: "baremetal.yaml:1: machines: at least one machine is needed" in one.tail(), "the message")
     one.configure("machines: [{name: n1, adresses: [172.31.90.11]}]")
     one.until(lambda: "machines[0].adresses: unknown key" in one.tail(), "the message")
     time.sleep(1.5)
@@ -206,7 +206,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def test_only_a_clear_no_deletes(machines: Machines, site: Path) -> None:
-    """No error, time-out or other answer does, however often; False does at the second look."""
+    """No error, time-out or other answer does, in any number; False does at the second check."""
     what, asked = site / "what", site / "asked"
     what.write_text("timeout")
     machines.add("n1")
@@ -234,7 +234,9 @@ def test_the_older_parts(machines: Machines, site: Path) -> None:
     assert node["metadata"]["labels"]["node.kubernetes.io/instance-type"] == "m1"
     assert node["metadata"]["labels"]["topology.kubernetes.io/zone"] == "z"
     assert machines.addresses("n1")[0] == ("InternalIP", "172.31.90.21")
-    one.until(lambda: machines.is_gone("gone"), "the deletion")  # its name is not known; of n1 the provider cannot tell
+    one.until(
+        lambda: machines.is_gone("gone"), "the deletion"
+    )  # its name is unknown; for n1 the provider has no answer
     assert not machines.is_gone("n1")
 
 
@@ -280,7 +282,7 @@ def test_routes_to_pods(machines: Machines, router: Any, tmp_path: Path) -> None
     machines.machine("n2", "172.31.90.12")
     machines.add("n1", podCIDRs=["10.244.1.0/24", "fd00:244:0:1::/64"], podCIDR="10.244.1.0/24")
     router.ip(
-        "route add 10.244.9.0/24 via 172.31.90.12 table 7654 proto 79",  # of a Node that is gone
+        "route add 10.244.9.0/24 via 172.31.90.12 table 7654 proto 79",  # of a deleted Node
         "route add blackhole 10.244.8.0/24 table 7654 proto 79",
         "route add 10.99.0.0/24 via 172.31.90.77 table 7654 proto 79",  # not of this cluster
         "route add 10.244.7.0/24 via 172.31.90.78 table 7654 proto 3",  # of another program

@@ -1,4 +1,4 @@
-"""What a network between the agent and a real API server does: after each fault the objects are those of a fresh list."""
+"""Faults of the network between the agent and a real API server: after each the objects are those of a new list."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESOURCES = 6  # that are watched
 
 
 class Budget:
-    """Requests of the agent that arrive from now on."""
+    """Later requests of the agent."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._plane = cluster.plane
@@ -39,7 +39,7 @@ async def shop_is_there(one: Following) -> None:
 
 
 def change(cluster: Cluster) -> None:
-    """One Service goes, one comes, one changes its endpoints."""
+    """One Service is deleted, one is added, one changes its endpoints."""
     cluster.delete_service("web-0")
     cluster.add_service("new")
     cluster.add_pod("new-0", "new", "10.244.1.9")

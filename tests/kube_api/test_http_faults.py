@@ -1,4 +1,4 @@
-"""Answers that no healthy API server gives, before a real one: after each the objects are those of a fresh list, for few requests."""
+"""Answers that no healthy API server returns, by a proxy of a real one: after each the objects are those of a new list, with few requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def config(plane: ControlPlane, front: HttpProxy, tmp_path: Path) -> Path:
 
 
 class Budget:
-    """Requests that arrive at the proxy from now on, also those that it answers itself."""
+    """Later requests to the proxy, also those that it answers itself."""
 
     def __init__(self, front: HttpProxy) -> None:
         self._front, self._before = front, front.requests.total()
@@ -48,7 +48,7 @@ async def nothing_else_was_away(one: Following, config: Path) -> None:
 
 
 async def test_429_with_retry_after(cluster: Cluster, front: HttpProxy, config: Path) -> None:
-    """Every resource is told to come back in 2 s, and does not come sooner."""
+    """Every resource gets Retry-After 2 s, and does not retry sooner."""
     shop(cluster)
     async with following(settings(config)) as one:
         await shop_is_there(one)
@@ -60,14 +60,14 @@ async def test_429_with_retry_after(cluster: Cluster, front: HttpProxy, config: 
         told = budget.used
         await asyncio.sleep(max(0.0, began + 1.9 - time.monotonic()))
         assert budget.used == told <= RESOURCES
-        front.answers.clear()  # a resource that is not installed does not ask
+        front.answers.clear()  # a resource that is not installed sends no requests
         await change_is_there(one)
         assert budget.used <= 4 * RESOURCES
         await nothing_else_was_away(one, config)
 
 
 async def test_a_burst_of_500(cluster: Cluster, front: HttpProxy, config: Path) -> None:
-    """A server that answers nothing else for 3 s is asked with pauses that grow."""
+    """While a server returns nothing else for 3 s, the pauses between requests grow."""
     shop(cluster)
     async with following(settings(config)) as one:
         await shop_is_there(one)
@@ -99,7 +99,7 @@ async def test_a_stale_list(cluster: Cluster, front: HttpProxy, config: Path) ->
         cluster.add_service("last")
         await one.until(lambda: "default/last" in one.source.snapshot().services, "what came last")
         assert budget.used <= 5 * RESOURCES
-        assert one.deleted == before  # what is newer than the stale list was never away
+        assert one.deleted == before  # objects newer than the stale list were never removed
         await nothing_else_was_away(one, config)
 
 

@@ -1,4 +1,4 @@
-"""The objects of deploy/ before a real API server, which refuses unknown fields and Pods that it would not let run."""
+"""The objects of deploy/ with a real API server, which rejects unknown fields and Pods that it would not admit."""
 
 from __future__ import annotations
 

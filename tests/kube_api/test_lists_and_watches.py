@@ -1,4 +1,4 @@
-"""Lists and watches of a real API server, read by the source alone."""
+"""Lists and watches of a real API server, read by the source only."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_fields_that_this_version_does_not_know(cluster: Cluster, config: 
         await one.until(lambda: one.addresses("web") == ["10.244.0.10"])
         assert not one.texts
         raw = cluster.plane.ask("GET", "/api/v1/namespaces/default/services/web")
-        assert {"managedFields", "uid"} <= raw["metadata"].keys()  # what is read here stands among much that is not
+        assert {"managedFields", "uid"} <= raw["metadata"].keys()  # the read objects are among many others
 
 
 async def test_labels_and_kinds_that_are_left_to_others(cluster: Cluster, config: Path) -> None:
@@ -74,7 +74,7 @@ async def test_a_slice_of_a_thousand_endpoints(cluster: Cluster, config: Path) -
 
 
 async def test_five_thousand_events_in_a_burst(cluster: Cluster, proxy: Proxy, config: Path) -> None:
-    """The server says them while nothing is read, so that they come all at once; it may lose patience with the watch meanwhile."""
+    """The server sends them while nothing is read, so that they arrive all at once; it may end the watch in the meantime."""
     for number in range(SLICES):
         cluster.put_slice(f"web-{number}", "web", "10.244.0.1")
     cluster.add_service("web", selector=False)

@@ -1,4 +1,4 @@
-"""No two nodes answer for an address for over a second: asked of the wire, while agents are cut off, killed and stopped at the worst moment."""
+"""No two nodes answer for an address for over a second: measured on the link, while agents are disconnected, killed and stopped at the worst time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.lab.who_answers import WhoAnswers
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.early]
 HOSTS = ("lone1", "lone2")
 VIP4 = "10.8.0.100"
-VIP6 = next(  # one of the same node, so that one fault meets both
+VIP6 = next(  # one of the same node, so that one fault affects both
     each
     for each in (f"fd08::{number}" for number in range(110, 150))
     if preferred_node(parse_ip(each), HOSTS) == preferred_node(parse_ip(VIP4), HOSTS)
@@ -48,7 +48,7 @@ def link(cluster: Cluster) -> Iterator[Link]:
 
 
 class Wire:
-    """An address of each family, led by one node, and who answers for both on the wire."""
+    """An address of each family, led by one node, and the hosts that answer for both on the link."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -88,12 +88,12 @@ def stop_and_resume(host: Host) -> None:
     "end", [lambda host: host.agent.kill(), kill_and_start, stop_and_resume], ids=["killed", "restarted", "stopped"]
 )
 def test_a_leader_that_was_cut_off_ends_when_another_node_takes_over(link: Link, end: Callable[[Host], None]) -> None:
-    """Its agent hears nothing of that, and its programs answer for as long as they may."""
+    """Its agent receives nothing, and its programs answer until they expire."""
     wire = Wire(link)
     with wire.answers:
         wait_for(lambda: wire.are_only(wire.leader), "answers of the leader", 20)
         wire.leader.proxy.close()
-        time.sleep(GRACE_S + NODE_LEASE_S - 1.2)  # its Lease ran out a renewal before
+        time.sleep(GRACE_S + NODE_LEASE_S - 1.2)  # its Lease expired a renewal before
         end(wire.leader)
         wait_for(lambda: wire.are_only(wire.heir), "answers of the other node alone", 5 * GRACE_S + 60)
         time.sleep(2)
@@ -114,16 +114,16 @@ def test_the_giver_of_an_address_dies_before_it_hears_the_other_node(link: Link)
 
 
 def test_an_agent_that_was_stopped_for_longer_than_its_programs_answer(link: Link) -> None:
-    """When it goes on, neither the wire nor the API server has told it that another node leads."""
+    """When it continues, neither a frame nor the API server has reported to it that another node leads."""
     wire = Wire(link)
     with wire.answers:
         wait_for(lambda: wire.are_only(wire.leader), "answers of the leader", 20)
-        time.sleep(11)  # it has told the network for the last time, and so asks for no defence when it goes on
+        time.sleep(11)  # it has sent its last announcement, and so causes no defence when it continues
         wire.leader.proxy.close()
         wire.leader.agent.process.send_signal(signal.SIGSTOP)
         link.switch.ip(f"link set {wire.leader.name} nomaster")
         wait_for(lambda: wire.are_only(wire.heir), "answers of the other node", 60)
-        time.sleep(GRACE_S + 5)  # it has told the network for the last time, and the leader's programs have stopped
+        time.sleep(GRACE_S + 5)  # it has sent its last announcement, and the leader's programs have stopped
         link.switch.ip(f"link set {wire.leader.name} master br0")
         resume(wire.leader)
         time.sleep(3)
@@ -138,7 +138,7 @@ def test_a_cable_that_is_back_before_the_api_server_is(link: Link) -> None:
         wire.leader.proxy.close()
         link.switch.ip(f"link set {wire.leader.name} nomaster")  # the device keeps its carrier
         wait_for(lambda: wire.are_only(wire.heir), "answers of the other node", 60)
-        time.sleep(11)  # it has told the network for the last time
+        time.sleep(11)  # it has sent its last announcement
         link.switch.ip(f"link set {wire.leader.name} master br0")
         time.sleep(3)
         assert wire.are_only(wire.heir)

@@ -1,4 +1,4 @@
-"""A real kube-proxy makes way for lbagent and takes over again, while requests go on and connections stay open (docs/kubernetes.md)."""
+"""A real kube-proxy is replaced by lbagent and takes over again, during requests and with open connections (docs/kubernetes.md)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.lab.traffic import Load
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.early]
 CLEAN = "nothing of kube-proxy is on this node"
-IN_FLIGHT = 2  # requests of a place that may be lost while programs come or go
+IN_FLIGHT = 2  # requests of a place that may be lost while programs are attached or detached
 WAYS = [("nftables", "tc"), ("nftables", "xdp")]
 
 
@@ -41,7 +41,7 @@ def node(request: pytest.FixtureRequest, cluster: Cluster, programs: Programs) -
 
 
 def few_failed(loads: dict[str, Load]) -> None:
-    """Devices get programs, and lose them, one after the other: an answer that comes in by another one than its request may be lost."""
+    """Programs are attached to, and detached from, devices in sequence: an answer that arrives by another device than its request may be lost."""
     assert all(len(load.tally.failures) <= IN_FLIGHT < load.tally.total for load in loads.values())
 
 
@@ -50,14 +50,14 @@ def nothing_failed(loads: dict[str, Load]) -> None:
     assert all(load.tally.total > 100 for load in loads.values())
 
 
-@pytest.mark.timeout(600)  # several minutes of processor time where much else runs
+@pytest.mark.timeout(600)  # several minutes of processor time on a busy machine
 def test_there_and_back(node: MigratingNode) -> None:
     come(node)
     leave(node)
 
 
 def come(node: MigratingNode) -> None:
-    """lbagent starts beside kube-proxy, which then stops and is cleaned away: no connection ends, and no request fails but at the moment of the start."""
+    """lbagent starts while kube-proxy runs, which then stops and is cleaned up: no connection ends, and no request fails except at the start."""
     agent, kube_proxy = node.agent, node.kube_proxy
     earlier = node.open()
     node.set_new_flows("syn")
@@ -80,11 +80,11 @@ def come(node: MigratingNode) -> None:
         node.set_new_flows("any")
     nothing_failed(loads)
     assert later.go_on()
-    assert "ConnectionResetError" in earlier.ask()["outside"]  # picked up, with a backend that does not know it
+    assert "ConnectionResetError" in earlier.ask()["outside"]  # taken over, with a backend that does not have it
 
 
 def leave(node: MigratingNode) -> None:
-    """kube-proxy starts, lbagent stops and is cleaned away: then its connections end with RST, but for those of the node's processes."""
+    """kube-proxy starts, lbagent stops and is cleaned up: then its connections end with RST, except those of the node's processes."""
     agent = node.agent
     earlier = node.open()
     for what in (node.start_kube_proxy, agent.stop):

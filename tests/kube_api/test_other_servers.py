@@ -1,4 +1,4 @@
-"""Two real API servers with histories of their own behind one address, and a resource whose definition comes and goes."""
+"""Two real API servers with different histories behind one address, and a resource whose definition is added and removed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def first(own: Cluster) -> Cluster:
 
 @pytest.fixture
 def second(first: Cluster, programs: Programs, tmp_path: Path) -> Iterator[Cluster]:
-    """An empty cluster with the same certificates and token: only its etcd is another one."""
+    """An empty cluster with the same certificates and token: only its etcd differs."""
     plane = ControlPlane(programs, tmp_path / "second", "second")
     try:
         for name in ("certs", "sa.key", "tokens.csv"):
@@ -45,7 +45,7 @@ def second(first: Cluster, programs: Programs, tmp_path: Path) -> Iterator[Clust
 
 
 def lead(front: Proxy, to: Cluster) -> None:
-    """Lead the one address to another server, and break what is open."""
+    """Direct the address to another server, and break open connections."""
     front._server = to.plane.namespace
     front.cut()
 

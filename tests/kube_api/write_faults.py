@@ -1,4 +1,4 @@
-"""What may go wrong with each write of a cloud controller, and how it is killed at each of them."""
+"""Faults of each write of a cloud controller, and a kill at each of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.kube_api.http_proxy import Write, WriteFault
 
 
 def write_faults(resource: str) -> list[WriteFault]:
-    """Return the faults that a write to a resource may meet: a refusal, an error, a reset, no answer; also where it was done."""
+    """Return the faults of a write to a resource: a refusal, an error, a reset, no answer; also after it was applied."""
     return [
         WriteFault(resource, 409),
         WriteFault(resource, 409, passed_on=True),
@@ -26,7 +26,7 @@ def write_faults(resource: str) -> list[WriteFault]:
 
 
 def name_of(fault: WriteFault) -> str:
-    """Return what a test calls a fault."""
+    """Return the name of a fault in tests."""
     return f"{fault.status or ('stall' if fault.silent else 'reset')}{'-done' if fault.passed_on else ''}"
 
 
@@ -48,7 +48,7 @@ class Killer:
             raise ConnectionResetError
 
     def until_dead(self, nth: int, is_done: Callable[[], bool]) -> bool:
-        """Start the controller and wait until it died at its nth write; return False when there was nothing left to write."""
+        """Start the controller and wait until it died at its nth write; return False if no write was left."""
         self._left = nth
         self.died.clear()
         self._process.start()

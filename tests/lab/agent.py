@@ -23,10 +23,10 @@ from lbagent.maps.kernel_maps import KernelMaps
 from tests.lab.netns import LabError, wait_for
 from tests.lab.topology import ROOT, Lab, end
 
-START_TIMEOUT_S = 120  # the verifier's seconds become a minute on a machine with much other work
+START_TIMEOUT_S = 120  # the verifier takes a minute on a busy machine
 
 
-# Commands that print with -o json what the agent answers (tests/cli has them): polls by processes took a tenth of all tests' time.
+# Commands that print the agent's answer with -o json (tested in tests/cli): polls by processes took a tenth of all tests' time.
 ASKED: dict[tuple[str, ...], Callable[[AgentClient], Any]] = {
     ("status",): AgentClient.status,
     ("svc", "list"): AgentClient.services,
@@ -37,13 +37,13 @@ ASKED: dict[tuple[str, ...], Callable[[AgentClient], Any]] = {
 
 
 def program() -> list[str]:
-    """Return how lbagent is started from here: the installed command, else the module."""
+    """Return the command line of lbagent: the installed command, else the module."""
     script = Path(sys.executable).with_name("lbagent")
     return [str(script)] if script.exists() else [sys.executable, "-m", "lbagent"]
 
 
 class Agent:
-    """One agent over a laboratory; may be killed and started again."""
+    """One agent of a laboratory; it can be killed and restarted."""
 
     def __init__(self, lab: Lab, manifests: Path, *, attach: str = "xdp", arguments: Sequence[str] = ()) -> None:
         """Prepare it: devices wan, lan1, lan2 (NICs) and pods behind pod*."""
@@ -97,7 +97,7 @@ class Agent:
         return self.process.pid
 
     def wait_ready(self) -> None:
-        """Wait for the first full sync; LabError shows the log's end when it does not come."""
+        """Wait for the first full sync; after a time-out LabError has the end of the log."""
         code = self.ended_or_ready()
         if code is not None:
             raise LabError(f"the agent ended with {code}\n{self.tail()}")
@@ -113,7 +113,7 @@ class Agent:
         self.process.wait()
 
     def stop(self) -> int:
-        """Stop it with SIGTERM and return its exit code; the datapath goes on."""
+        """Stop it with SIGTERM and return its exit code; the datapath keeps serving."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(10)
@@ -134,11 +134,11 @@ class Agent:
 
     @property
     def api(self) -> AgentClient:
-        """The agent's socket, without a process for each question."""
+        """The agent's socket, without a process for each request."""
         return AgentClient(str(self.lab.socket))
 
     def json(self, *words: str) -> Any:
-        """Return what a command prints with -o json. What it would only ask the agent for is asked without a process of its own."""
+        """Return a command's output with -o json. A command that only prints an answer of the agent runs without a process."""
         if words in ASKED:
             return ASKED[words](self.api)
         return json.loads(self.cli(*words, "-o", "json").stdout)
@@ -149,7 +149,7 @@ class Agent:
             return dump(maps)
 
     def remove(self) -> None:
-        """Stop it and take programs, links and pins away (when the laboratory ends)."""
+        """Stop it and remove programs, links and pins (at the end of the laboratory)."""
         if self.process is not None:
             end(self.process)
         if self.lab.bpffs.exists():
@@ -165,7 +165,7 @@ class Agent:
 
 
 class KubeAgent(Agent):
-    """An agent that has the laboratory's kubeconfig in place of a manifest folder."""
+    """An agent with the laboratory's kubeconfig in place of a manifest folder."""
 
     name = "demo-node"
 

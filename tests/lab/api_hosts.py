@@ -1,4 +1,4 @@
-"""A host with the agent in native mode, three HTTPS servers on another one, and a pod: namespaces, a cgroup, a bpffs of their own."""
+"""A host with the agent in native mode, three HTTPS servers on another one, and a pod: with their own namespaces, cgroup and bpffs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.lab.topology import ROOT, end
 
 PORT = 6443  # of every server
 NAMES = ("a", "b", "c")
-BIND = ("127.0.0.1", 7443)  # of the pool, unless a test wants another one
-_number = itertools.count()  # several may be up at once
+BIND = ("127.0.0.1", 7443)  # of the pool, unless a test sets another one
+_number = itertools.count()  # several may exist at once
 
 
 def ipv4(name: str) -> str:
@@ -39,7 +39,7 @@ def ipv6(name: str) -> str:
 
 
 class NativeAgent(Agent):
-    """An agent that has pool files and nothing else."""
+    """An agent with only pool files."""
 
     def argv(self) -> list[str]:
         lab = self.lab
@@ -107,7 +107,7 @@ class ApiHosts:
             process.send_signal(number)
 
     def behave(self, name: str, how: str) -> None:
-        """Let a server behave otherwise (https_server.py)."""
+        """Change a server's behaviour (https_server.py)."""
         draft = self.folder / f"{name}.behave.new"
         draft.write_text(how)
         draft.rename(self.folder / f"{name}.behave")
@@ -117,7 +117,7 @@ class ApiHosts:
     def pool(
         self, file: str = "lb", servers: Sequence[str] = (), bind: str = "{}:{}".format(*BIND), **fields: Any
     ) -> Path:
-        """Write a pool file as apply does: whole, by rename."""
+        """Write a pool file as apply does: atomically, by rename."""
         servers = list(servers or [f"{ipv4(name)}:{PORT}" for name in NAMES])
         check = {"interval": "1s", "timeout": "10s", "fall": 3, "rise": 2} | fields.pop("check", {})
         instance = {"name": file, "bindAddress": bind, "servers": servers, "healthCheck": check, "mode": "native"}
@@ -128,16 +128,16 @@ class ApiHosts:
         return path
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return what the agent says of its native instances."""
+        """Return the agent's rows of native instances."""
         return self.agent.api.apilb()
 
     def servers_up(self, name: str = "lb") -> dict[str, bool]:
-        """Return which servers of an instance are up."""
+        """Return the servers of an instance that are up."""
         (row,) = [row for row in self.rows() if row["name"] == name]
         return {server["address"]: server["up"] for server in row["servers"]}
 
     def wait_up(self, expected: str, timeout_s: float = 120.0) -> None:
-        """Wait until just these of the servers of `lb` are up: `ab`."""
+        """Wait until exactly these servers of `lb` are up: `ab`."""
 
         def matches() -> bool:
             up = "".join(name for name in NAMES if self.servers_up().get(f"{ipv4(name)}:{PORT}"))
@@ -149,12 +149,12 @@ class ApiHosts:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Let this test be a process of the host."""
+        """Make this test a process of the host."""
         with cgroup.joined(self.cgroup), self.host.entered():
             yield
 
     def close(self) -> None:
-        """Take everything away."""
+        """Remove everything."""
         self.closing.close()
 
 
@@ -171,7 +171,7 @@ def tls(address: str, port: int, timeout_s: float = 10.0) -> ssl.SSLSocket:
 
 
 def ask(address: str, port: int, timeout_s: float = 10.0) -> str:
-    """Ask by HTTPS once; return the name of the server that answered."""
+    """Send one HTTPS request; return the name of the server that answered."""
     with tls(address, port, timeout_s) as sock:
         sock.sendall(b"GET /name HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         data = b""
@@ -184,5 +184,5 @@ def ask(address: str, port: int, timeout_s: float = 10.0) -> str:
 
 
 def reached(address: str = BIND[0], port: int = BIND[1], number: int = 30) -> Counter[str]:
-    """Ask so often; return who answered."""
+    """Send so many requests; return the servers that answered."""
     return Counter(ask(address, port) for _ in range(number))

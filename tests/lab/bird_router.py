@@ -1,4 +1,4 @@
-"""A router with a real BIRD in a namespace: what it learns by BGP is in the namespace's routing tables, over all nodes that announce it."""
+"""A router with a real BIRD in a namespace: its BGP routes are in the namespace's routing tables, with all announcing nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BirdRouter:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self, router_id: str, neighbours: str) -> None:
-        """Start it with these `protocol bgp` statements; return when it can be asked. Raises NoBird."""
+        """Start it with these `protocol bgp` statements; return when it answers. Raises NoBird."""
         config = self.folder / "router.conf"
         config.write_text(CONFIG.format(router_id=router_id, log=self.folder / "router.log") + neighbours)
         argv = [find_program(), "-f", "-c", str(config), "-s", str(self.socket)]
@@ -37,11 +37,11 @@ class BirdRouter:
         wait_for(self.socket.exists, "the router's socket")
 
     def ask(self, *words: str) -> str:
-        """Return what birdc says."""
+        """Return the output of birdc."""
         return run("birdc", "-s", str(self.socket), *words)
 
     def routes(self) -> dict[str, list[str]]:
-        """Return the routes that BIRD made, with the gateways of each."""
+        """Return BIRD's routes, with the gateways of each."""
         found = {}
         for family in ("-4", "-6"):
             text = run("ip", "-n", self.space.name, "-j", family, "route", "show", "proto", "bird") or "[]"

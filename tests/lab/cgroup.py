@@ -1,4 +1,4 @@
-"""A cgroup of the tests' own, so that socket programs see no process of this machine but those that the tests put there."""
+"""The tests' own cgroup, so that socket programs run only for processes that the tests move into it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _number = itertools.count()
 
 @contextlib.contextmanager
 def made() -> Iterator[Path]:
-    """Make a cgroup below the first mount of cgroup2; it is empty at the end and goes."""
+    """Create a cgroup below the first mount of cgroup2; it is empty at the end and removed."""
     path = Path(first_cgroup(), f"{PREFIX}{os.getpid()}-{next(_number)}")
     path.mkdir()
     try:
@@ -26,16 +26,16 @@ def made() -> Iterator[Path]:
 
 
 def sweep() -> None:
-    """Remove those whose owner is dead: it was killed before it could."""
+    """Remove those of killed owners."""
     for path in Path(first_cgroup()).glob(f"{PREFIX}*-*"):
         if owner_is_dead(path.name[len(PREFIX) :]):
-            with contextlib.suppress(OSError):  # a process of it ends only now
+            with contextlib.suppress(OSError):  # one of its processes is still ending
                 path.rmdir()
 
 
 @contextlib.contextmanager
 def joined(path: Path) -> Iterator[None]:
-    """Let this process live there for a while: sockets that it opens meanwhile are of that cgroup, and stay so."""
+    """Move this process there for the block: sockets that it opens belong to that cgroup permanently."""
     line = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
     home = Path(first_cgroup() + line.removeprefix("0::"))
     (path / "cgroup.procs").write_text(str(os.getpid()))

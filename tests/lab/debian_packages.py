@@ -21,7 +21,7 @@ DOCKER = ("docker.io", "containerd", "runc")  # 65 MB
 HAPROXY = ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1")  # 2.5 MB
 SSHD = ("openssh-server", "libwrap0", "libnsl2", "libtirpc3")  # 0.7 MB
 SETS = {"podman": PODMAN, "docker": DOCKER, "haproxy": HAPROXY, "sshd": SSHD}
-PAUSES_S = 0, 5, 20, 60, 0  # after each try: a name server that does not answer for a moment stops no test
+PAUSES_S = 0, 5, 20, 60, 0  # after each attempt: a name server may not answer for a moment
 LIBRARIES = "usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib/aarch64-linux-gnu"
 
 
@@ -32,14 +32,14 @@ class Unpacked:
         self.root = root
 
     def program(self, name: str) -> Path:
-        """Return a program's file; LabError when none of the packages has it."""
+        """Return a program's file; LabError if none of the packages has it."""
         for folder in ("usr/bin", "usr/sbin", "usr/lib/podman"):
             if (path := self.root / folder / name).exists():
                 return path
         raise LabError(f"{name}: none of the packages in {self.root} has it")
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that let the programs find one another and their libraries."""
+        """Return the variables with which the programs find one another and their libraries."""
         programs = [str(self.root / each) for each in ("usr/bin", "usr/sbin")]
         return {
             **os.environ,
@@ -67,13 +67,13 @@ def unpacked(name: str, packages: Sequence[str], say: Callable[[str], object] = 
 
 
 def with_retries(argv: Sequence[str], folder: Path) -> None:
-    """Run a command that downloads packages, and update apt's lists before each further try. Raises LabError."""
+    """Run a command that downloads packages, and update apt's lists before each retry. Raises LabError."""
     for pause in PAUSES_S:
         done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
         if not done.returncode:
             return
         time.sleep(pause)
-        # a fresh machine has no lists, an old one old ones
+        # a new machine has no lists, an old one outdated ones
         subprocess.run(["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", "update"], capture_output=True, check=False)
     raise LabError(f"{' '.join(argv)}: {done.stderr.strip()}")
 

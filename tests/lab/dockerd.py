@@ -1,4 +1,4 @@
-"""Debian's dockerd without installing it, with all it has in a folder; "host" is the network namespace it runs in."""
+"""Debian's dockerd without installing it, with all its data in a folder; "host" is its network namespace."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LIMITS = '{"default-ulimits": {"nofile": {"Name": "nofile", "Hard": 1024, "Soft"
 
 
 class Dockerd:
-    """One daemon, with an image of HAProxy; `close` takes it away with its containers. `docker_host` is its address."""
+    """One daemon, with an image of HAProxy; `close` removes it with its containers. `docker_host` is its address."""
 
     def __init__(self, folder: Path, space: Namespace) -> None:
-        """Start it in a namespace, with its files in a folder of a short path, which it makes."""
+        """Start it in a namespace, with its files in a new folder with a short path."""
         (folder / "etc").mkdir(parents=True)
         self.folder, self.space = folder, space
         self.socket = folder / "docker.sock"

@@ -1,8 +1,8 @@
-"""A flood of forged packets out of one device: `python -m tests.lab.flood` prints how many it sent.
+"""A flood of forged packets by one device: `python -m tests.lab.flood` prints the number of sent packets.
 
-Kinds are PROTOCOL-ANSWER-SOURCES: what a firewall at the backend makes of them is told by their TTL (`RULES`), so that a backend
-can be silent to a flood, or refuse it, and serve its clients meanwhile. `few`: random tuples of two addresses, so that many come
-again while the flow table knows them; `many`: every tuple is new.
+Kinds are PROTOCOL-ANSWER-SOURCES: a firewall at the backend selects its action by the TTL (`RULES`), so that a backend can ignore
+or refuse a flood, and still serve its clients. `few`: random tuples of two addresses, so that many repeat while the flow table
+has them; `many`: every tuple is new.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SPELL_S = 0.005
 
 @dataclass(frozen=True)
 class Target:
-    """Where the frames go."""
+    """The target of the frames."""
 
     family: int
     vip: bytes

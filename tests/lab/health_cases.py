@@ -1,4 +1,4 @@
-"""What a server may do when it is asked how it is, and whether it is up then: the same in both modes of apilb."""
+"""Behaviours of a server at a health check, and whether it is up: the same in both modes of apilb."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTPS servers inside a network namespace of the test's own, in the event loop of the test."""
+"""HTTPS servers inside the test's own network namespace, in the event loop of the test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    """This test lives in a network namespace of its own."""
+    """This test runs in its own network namespace."""
     namespace = Namespace("apiunit")
     try:
         with namespace.entered():

@@ -1,16 +1,16 @@
-"""An HTTPS server that behaves as a file says: API servers of the tests of apilb, in both of its modes.
+"""An HTTPS server with a behaviour from a file: API servers of the tests of apilb, in both of its modes.
 
 `python -m tests.lab.https_server NAME --folder FOLDER --listen ADDRESS:PORT` makes a certificate in FOLDER unless one is there,
-prints `ready`, and looks at FOLDER/NAME.behave all the time: a status (`200`), or one of
+prints `ready`, and polls FOLDER/NAME.behave: a status (`200`), or one of
 
-- `refused`: no socket listens; connections that are there stay
-- `hole`: nothing answers, not even the kernel
-- `silent`: connections are taken, and never answered
+- `refused`: no socket listens; existing connections stay
+- `hole`: no answer, not even from the kernel
+- `silent`: connections are accepted, and never answered
 - `plain`: HTTP without TLS
-- `broken`: the handshake is answered with rubbish
+- `broken`: the handshake gets an invalid answer
 - `slow`: 200, after three seconds
 
-Every path answers the name and the client's port, but `/watch`: a line every 50 ms until the connection ends. FOLDER/NAME.asked
+Every path returns the name and the client's port, except `/watch`: a line every 50 ms until the connection ends. FOLDER/NAME.asked
 gets a line for each request: method, path, the Host header.
 """
 
@@ -62,7 +62,7 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
 
 
 def full_listener(address: str, port: int) -> list[socket.socket]:
-    """Return a listener whose queue is full, and what fills it: the kernel drops each further SYN."""
+    """Return a listener whose queue is full, and the sockets that fill it: the kernel drops each further SYN."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, port), family=family, backlog=0)
     fillers = []
@@ -84,18 +84,18 @@ class Server:
         self.connections = self.handshakes = 0
         self._address, self._listener = address, None
         self._hole: list[socket.socket] = []
-        self._serving: set[object] = set()  # tasks of connections: asyncio forgets those that only wait for data
+        self._serving: set[object] = set()  # tasks of connections: asyncio holds only weak references
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(*make_certificate(folder))
 
     async def follow(self) -> None:
-        """Listen, or not, as the behaviour says; for ever."""
+        """Listen, or not, by the behaviour, until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Begin or end to listen."""
+        """Start or stop to listen."""
         listens = self.behaviour not in ("refused", "hole")
         if self._listener is not None and not listens:
             self._listener.close()
@@ -113,7 +113,7 @@ class Server:
             self._hole = full_listener(self._address, self.port)
 
     def end_connections(self) -> None:
-        """Close those that are there."""
+        """Close the open connections."""
         for task in self._serving:
             task.cancel()
 
@@ -167,7 +167,7 @@ class Server:
 
 
 async def main(name: str, folder: Path, listen: str) -> None:
-    """Serve as FOLDER/NAME.behave says, and never return."""
+    """Serve by FOLDER/NAME.behave, and never return."""
     address, _, port = listen.rpartition(":")
     server = Server(name, folder, address.strip("[]"), int(port))
     asked, behave = folder / f"{name}.asked", folder / f"{name}.behave"

@@ -1,4 +1,4 @@
-"""What the container image is made of, downloaded once into the cache: Debian's packages and Python's wheels (49 MB)."""
+"""The parts of the container image, downloaded once into the cache: Debian's packages and Python's wheels (49 MB)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def image_downloads(say: Callable[[str], object] = lambda _: None) -> Path:
 
 
 def _digest() -> str:
-    """Return what the downloads depend on: the script's list of packages, the requirements, Debian's release, this Python."""
+    """Return the key of the downloads: the script's list of packages, the requirements, Debian's release, this Python."""
     release = Path("/etc/os-release").read_bytes()
     (packages,) = re.findall(rb"^DEBIAN = .*$", SCRIPT.read_bytes(), re.MULTILINE)
     parts = (packages, (ROOT / "requirements.txt").read_bytes(), release, platform.python_version().encode())

@@ -1,4 +1,4 @@
-"""Kubernetes manifests for tests, written as a person would and put into place by rename."""
+"""Kubernetes manifests for tests, in a user's form, written by rename."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One endpoint of a slice; a port of its own makes it a slice of its own."""
+    """One endpoint of a slice; with its own port it gets its own slice."""
 
     address: str
     port: int = 8080
@@ -63,7 +63,7 @@ class Manifest:
         }  # fmt: skip
 
     def write(self, folder: Path) -> Path:
-        """Put it into the folder as NAME.yaml."""
+        """Write it into the folder as NAME.yaml."""
         return put(folder, f"{self.name}.yaml", yaml.safe_dump_all(self.objects()))
 
 

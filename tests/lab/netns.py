@@ -1,4 +1,4 @@
-"""Network namespaces by name: make, enter, run programs in them, take them away."""
+"""Network namespaces by name: create, enter, run programs in them, remove."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 RUN = Path("/run/netns")
 FOLDER = "lbagent-lab-"  # under the temporary directory, the pid follows
-PREFIX = "lbx"  # names are lbx<pid>-<role>, so that a later run can tell whose they are
+PREFIX = "lbx"  # names are lbx<pid>-<role>, so that a later run can identify the owner
 CLONE_NEWNET = 0x40000000
 SIOCETHTOOL = 0x8946
 ETHTOOL_STXCSUM, ETHTOOL_SGRO = 0x17, 0x2C
@@ -29,11 +29,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class LabError(RuntimeError):
-    """The laboratory could not be set up; names the command and what it said."""
+    """The laboratory could not be set up; the text has the command and its output."""
 
 
 def run(*argv: str, text: str | None = None) -> str:
-    """Run a command to its end and return its output; raise LabError with its messages when it fails."""
+    """Run a command and return its output; raise LabError with its messages if it fails."""
     done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
     if done.returncode:
         raise LabError(f"{' '.join(argv)}: {done.stderr.strip() or done.stdout.strip()}\n{text or ''}".strip())
@@ -54,7 +54,7 @@ class Namespace:
     """One named network namespace."""
 
     def __init__(self, role: str, tag: str = "") -> None:
-        """Make it, with loopback up and IPv6 without duplicate address detection (which costs a second)."""
+        """Create it, with loopback up and IPv6 without duplicate address detection (which costs a second)."""
         self.role = role
         self.name = f"{PREFIX}{os.getpid()}-{tag}{role}"
         self.path = RUN / self.name
@@ -78,7 +78,7 @@ class Namespace:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Let the calling thread live in this namespace for a while (sockets opened meanwhile stay in it)."""
+        """Move the calling thread into this namespace for the block (sockets opened in it stay in the namespace)."""
         home = f"/proc/self/task/{threading.get_native_id()}/ns/net"
         back = os.open(home, os.O_RDONLY)
         try:
@@ -109,15 +109,15 @@ class Namespace:
         return answer[18:24]
 
     def checksum_offload_off(self, device: str) -> None:
-        """Make the device's packets carry whole checksums.
+        """Make the device's packets carry complete checksums.
 
-        A veth leaves TCP and UDP checksums to be finished by "the hardware"; XDP loses the mark that says so, and the
-        receiver counts a checksum error. By ioctl, as the ethtool program may not be installed.
+        A veth leaves TCP and UDP checksums to the hardware; XDP loses the mark for that, and the receiver counts a checksum
+        error. By ioctl, as the ethtool program may not be installed.
         """
         self._ethtool(device, ETHTOOL_STXCSUM, 0)
 
     def receive_offload_on(self, device: str) -> None:
-        """Let the device collect received packets (GRO): a veth polls then, and takes frames that XDP sends from its other end."""
+        """Let the device collect received packets (GRO): a veth polls then, and accepts frames that XDP sends from its other end."""
         self._ethtool(device, ETHTOOL_SGRO, 1)
 
     def _ethtool(self, device: str, command: int, number: int) -> None:
@@ -126,22 +126,22 @@ class Namespace:
             fcntl.ioctl(s, SIOCETHTOOL, struct.pack("16sQ", device.encode(), ctypes.addressof(value)))
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """Return argv such that it runs in this namespace and dies with the thread that started it.
+        """Return argv with a prefix that enters this namespace; the program dies with the thread that started it.
 
         nsenter and not `ip netns exec`: that one mounts a new /sys, and bpffs disappears with the old one.
         """
         return ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net={self.path}", "--", *argv]
 
     def popen(self, argv: Sequence[str], **kwargs: Any) -> subprocess.Popen[str]:
-        """Start a program in this namespace, in a process group of its own: a terminal's Ctrl-C is not for it."""
+        """Start a program in this namespace, in its own process group: a terminal's Ctrl-C does not end it."""
         return subprocess.Popen(self.command(argv), text=True, process_group=0, **kwargs)
 
     def pids(self) -> list[int]:
-        """Return the processes that live in this namespace."""
+        """Return the processes in this namespace."""
         return [int(word) for word in run("ip", "netns", "pids", self.name).split()]
 
     def delete(self) -> None:
-        """Kill what still lives in it (never this process) and remove it."""
+        """Kill its processes (never this one) and remove it."""
         if not self.path.exists():
             return
         for pid in self.pids():
@@ -160,9 +160,9 @@ def veth(left: Namespace, left_device: str, right: Namespace, right_device: str,
 
 
 def filter_groups(switch: Namespace, bridge: str = "br0") -> None:
-    """Let a bridge ask who is member of which group (MLD, IGMP), and from half a second later on pass a group's frames to its members alone.
+    """Make a bridge query group members (MLD, IGMP), and from half a second later pass a group's frames only to its members.
 
-    Its times are hundredths of a second; how long it waits for the first answers is as it was set when it began to ask.
+    Its times are hundredths of a second; the wait for the first answers is the setting at the start of the querier.
     """
     times = "mcast_query_interval 200 mcast_query_response_interval 50 mcast_startup_query_interval 50 mcast_membership_interval 600"
     switch.ip(
@@ -186,7 +186,7 @@ def sweep() -> list[str]:
 
 
 def _swept(path: Path) -> bool:
-    """Remove a namespace with what lives in it; tell whether it was this process that did so, and no other one just then."""
+    """Remove a namespace with its processes; return whether this process removed it, and not another one at the same time."""
     try:
         for pid in run("ip", "netns", "pids", path.name).split():
             with contextlib.suppress(ProcessLookupError):
@@ -199,13 +199,13 @@ def _swept(path: Path) -> bool:
 
 
 def owner_is_dead(rest: str) -> bool:
-    """Tell from what follows a prefix, `<pid>-...`, whether that process is gone."""
+    """Return whether the process of a name's suffix `<pid>-...` has ended."""
     owner = rest.split("-", maxsplit=1)[0]
     return owner.isdigit() and not Path("/proc", owner).exists()
 
 
 def wait_for(condition: Callable[[], T], what: str, timeout_s: float = 10.0, step_s: float = 0.02) -> T:
-    """Wait until the condition returns something true and return that; LabError names what did not come."""
+    """Wait until the condition returns a true value and return it; LabError names the condition after a time-out."""
     deadline = time.monotonic() + timeout_s
     while True:
         value = condition()

@@ -1,4 +1,4 @@
-"""Which descriptors this process has open: that a call left none."""
+"""The open descriptors of this process, to check that a call left none."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ FOLDER = Path("/proc/self/fd")
 
 
 def open_files() -> set[tuple[str, str]]:
-    """Return each descriptor's number and what it stands for.
+    """Return each descriptor's number and its file.
 
-    What an earlier test left to the garbage collector is closed first. It may still go later, in another thread; so compare by
-    `<=` (nothing is new), not by `==`.
+    Descriptors that an earlier test left to the garbage collector are closed first. Some may be closed later, in another thread;
+    so compare by `<=` (nothing is new), not by `==`.
     """
     gc.collect()
     found = set()

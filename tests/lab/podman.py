@@ -1,7 +1,8 @@
-"""Podman's API service without installing podman and without a registry; its image of HAProxy is made of the program.
+"""Podman's API service without installing podman and without a registry; its image of HAProxy is built from the program.
 
-It runs in a mount namespace of its own (its /etc is laid over the machine's, its /run and /var/lib are its own) and in a network namespace, which is what its containers
-take for the host's network. All it stores is in a folder. The machine's file systems are the containers' host's: a path of a test is one there.
+It runs in its own mount namespace (with an overlay of /etc, and its own /run and /var/lib) and in a network namespace, which is the
+host's network for its containers. All its data is in a folder. The machine's file systems are the host's for its containers, with the
+same paths.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ exec "$@"
 
 
 class Podman:
-    """One service and its containers; `close` takes them away. `docker_host` is its address."""
+    """One service and its containers; `close` removes them. `docker_host` is its address."""
 
     def __init__(self, folder: Path, space: Namespace) -> None:
-        """Start it in a namespace, with its files in a folder of a short path, which it makes."""
+        """Start it in a namespace, with its files in a new folder with a short path."""
         self.folder, self.space = folder, space
         self._packages = unpacked("podman", PODMAN)
         for name in ("etc", "networks", "libpod"):
@@ -74,7 +75,7 @@ class Podman:
         return ["unshare", "-m", "sh", "-ec", enter, "sh", str(self._packages.program("podman")), *words]
 
     def start(self) -> None:
-        """Start the service; its containers of before are still there."""
+        """Start the service; its earlier containers still exist."""
         with contextlib.suppress(FileNotFoundError):
             self.socket.unlink()
         with (self.folder / "service.log").open("a") as log:
@@ -85,11 +86,11 @@ class Podman:
         wait_for(self.socket.exists, f"podman's socket ({self.log()})", 30)
 
     def log(self) -> str:
-        """Return what the service has said."""
+        """Return the output of the service."""
         return (self.folder / "service.log").read_text()
 
     def stop(self) -> None:
-        """End the service; containers go on."""
+        """End the service; containers keep running."""
         if self.process is not None:
             self.process.terminate()
             self.process.wait(10)
@@ -97,7 +98,7 @@ class Podman:
 
     def run(self, *words: str, text: str | None = None) -> str:
         """Run a command of podman and return its output."""
-        # in the service's mount namespace, where there is one: a container's file system is mounted there alone
+        # in the service's mount namespace, if there is one: a container's file system is mounted only there
         argv = self.space.command(self._argv(*words))
         if self.process is not None:
             program = str(self._packages.program("podman"))
@@ -115,13 +116,13 @@ class Podman:
         return done.stdout
 
     def import_haproxy(self, name: str = IMAGE) -> str:
-        """Make an image of HAProxy's program and its libraries; return its name."""
+        """Build an image of HAProxy's program and its libraries; return its name."""
         archive = haproxy_archive(self.folder)
         self.run("import", "--change", "ENV PATH=/usr/sbin:/usr/bin", str(archive), name)
         return name
 
     def close(self) -> None:
-        """Remove all containers, end the service, and what is left of it."""
+        """Remove all containers, end the service, and remove its remains."""
         with contextlib.suppress(LabError):
             self.run("rm", "--all", "--force", "--time", "0")
         self.stop()

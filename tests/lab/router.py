@@ -63,7 +63,7 @@ ACTION = re.compile(r"SOAPAction: .*#(\w+)")
 
 
 class Router:
-    """The namespaces and the program; a context manager that leaves nothing behind."""
+    """The namespaces and the program; a context manager that removes them."""
 
     port = 5000  # of its description
     lan_device = "l0"  # of the host
@@ -143,12 +143,12 @@ class Router:
         with self.log.open("a") as log:
             argv = [PROGRAM, "-d", "-f", str(conf), "-P", str(pid)]
             self.process = self.router.popen(argv, stdout=log, stderr=log)
-        for protocol, is_on in (("tcp", upnp), ("udp", natpmp)):  # it opens the two one after the other
+        for protocol, is_on in (("tcp", upnp), ("udp", natpmp)):  # it opens the two in sequence
             if is_on:
                 wait_for(partial(self.router.call, _listens, protocol), f"miniupnpd's {protocol} port", 20)
 
     def kill(self) -> None:
-        """End it as a power cut does: what it mapped is gone."""
+        """End it as by a power cut: its mappings are lost."""
         if self.process is not None:
             self.process.kill()
             end(self.process)
@@ -162,25 +162,25 @@ class Router:
         (self.folder / "leases").write_text("")
 
     def calls(self) -> Counter[str]:
-        """Return how often each action was asked for."""
+        """Return the number of requests of each action."""
         return Counter(ACTION.findall(self.log.read_text()))
 
     def changes(self) -> Counter[str]:
-        """Return how often mappings were made and removed."""
+        """Return how often mappings were created and removed."""
         return Counter({name: count for name, count in self.calls().items() if name.startswith(("Add", "Delete"))})
 
     def set_wan(self, address: str) -> None:
-        """Give it another WAN address, as a provider does."""
+        """Change its WAN address, as a provider does."""
         self.router.ip("addr flush dev tw0 scope global", f"addr add {address}/24 dev tw0")
 
 
 def _listens(protocol: str) -> bool:
-    """Say whether a port of the program is open in the calling thread's namespace: 5000 TCP, 5351 UDP."""
+    """Return whether a port of the program is open in the calling thread's namespace: 5000 TCP, 5351 UDP."""
     port = {"tcp": ":1388", "udp": ":14E7"}[protocol]
     return any(port in Path("/proc/thread-self/net", name).read_text() for name in (protocol, f"{protocol}6"))
 
 
 def need_router() -> None:
-    """Say what is missing."""
+    """Return what is missing."""
     if shutil.which(PROGRAM) is None:
         raise LabError("miniupnpd is missing: make setup installs it")

@@ -1,4 +1,4 @@
-"""A folder for one agent, with a bpf file system of its own in it; both go with the stack they are given to."""
+"""A folder for one agent, with its own bpf file system in it; the given stack removes both."""
 
 from __future__ import annotations
 

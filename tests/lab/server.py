@@ -1,8 +1,8 @@
-"""What runs behind a backend address: an HTTP server and a DNS-like UDP responder, both families.
+"""The servers of a backend: an HTTP server and a DNS-like UDP responder, both families.
 
-`python -m tests.lab.server NAME --http PORT --dns PORT` prints `ready` when it listens. Paths of the HTTP server: `/` says the
-name of the backend and the client's address it sees, `/slow?chunks=N&ms=M` sends N chunks M milliseconds apart,
-`/bytes?n=N` sends N bytes at once. Connections are kept open.
+`python -m tests.lab.server NAME --http PORT --dns PORT` prints `ready` when it listens. Paths of the HTTP server: `/` returns
+the name of the backend and the client's address, `/slow?chunks=N&ms=M` sends N chunks M milliseconds apart, `/bytes?n=N` sends N
+bytes at once. Connections are kept open.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ async def serve(name: str, reader: asyncio.StreamReader, writer: asyncio.StreamW
 
 
 class Dns(asyncio.DatagramProtocol):
-    """Answer any question with one TXT record: the backend's name and the client's address it sees."""
+    """Answer any query with one TXT record: the backend's name and the client's address."""
 
     def __init__(self, name: str) -> None:
-        """Take the name to answer with."""
+        """Set the name of the answers."""
         self.name = name
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the way out."""
+        """Store the transport."""
         self.transport = cast("asyncio.DatagramTransport", transport)
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:

@@ -1,6 +1,6 @@
-"""Debian's sshd without installing it: in a network namespace, with keys, a password and a configuration of its own.
+"""Debian's sshd without installing it: in a network namespace, with its own keys, password and configuration.
 
-It runs in a mount namespace with a /run and an /etc/shadow of its own. Root logs in, with the password and the keys given here.
+It runs in a mount namespace with its own /run and /etc/shadow. Root logs in, with the password and the keys given here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Sshd:
     def __init__(
         self, folder: Path, space: Namespace, *, address: str = "0.0.0.0", port: int = 22, further: str = ""
     ) -> None:
-        """Start it in a namespace, with its files in a folder, which it makes; `further` are lines of sshd_config."""
+        """Start it in a namespace, with its files in a new folder; `further` are lines of sshd_config."""
         self.folder, self.space, self.port, self._address = folder, space, port, address
         self._packages = unpacked("sshd", SSHD)
         folder.mkdir(parents=True)
@@ -101,24 +101,24 @@ class Sshd:
         return False
 
     def host_key(self, kind: str = "ed25519") -> str:
-        """Return the public host key as it stands in known_hosts, without the host."""
+        """Return the public host key in the form of known_hosts, without the host."""
         return " ".join((self.folder / f"host_{kind}.pub").read_text().split()[:2])
 
     def fingerprint(self, kind: str = "ed25519") -> str:
-        """Return the host key's fingerprint as ssh-keygen says it: SHA256:..."""
+        """Return the host key's fingerprint in ssh-keygen's form: SHA256:..."""
         return run("ssh-keygen", "-l", "-f", str(self.folder / f"host_{kind}.pub")).split()[1]
 
     def log(self) -> str:
-        """Return what it has said."""
+        """Return its output."""
         return (self.folder / "sshd.log").read_text()
 
     def freeze(self) -> None:
-        """Let it hang: the kernel still accepts connections."""
+        """Stop it (SIGSTOP): the kernel still accepts connections."""
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGSTOP)
 
     def stop(self) -> None:
-        """End it; its sessions go on."""
+        """End it; its sessions continue."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGCONT)

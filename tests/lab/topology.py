@@ -5,8 +5,8 @@
                          ──lan2═e0── b2   remote backend 10.77.2.2  fd77:2::2
                          ──pod3═e0── b3   pod of this node 10.244.0.2  fd44::2
 ```
-The veth devices wan, lan1 and lan2 stand in for NICs; pod3 is what a CNI would make. A device can only receive what an XDP
-program sends (XDP_TX, redirect) when it has an XDP program itself, so the peers of NIC-like devices carry one that passes.
+The veth devices wan, lan1 and lan2 represent NICs; pod3 is a device as from a CNI. A device receives frames that an XDP program sends
+(XDP_TX, redirect) only if it has an XDP program itself, so the peers of NIC-like devices have one that passes everything.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass
 class Backend:
-    """One server process and where it listens."""
+    """One server process and its address."""
 
     role: str
     name: str
@@ -48,11 +48,11 @@ class Backend:
 
 @dataclass
 class Lab:
-    """All namespaces of one laboratory; a context manager that leaves nothing behind."""
+    """All namespaces of one laboratory; a context manager that removes them."""
 
     pod: bool = True  # make b3, the backend on the node
-    queues: int = 1  # receive queues a veth: frames of two CPUs are then handled by two CPUs
-    tag: str = ""  # tells several laboratories of one process apart
+    queues: int = 1  # receive queues per veth: frames of two CPUs are then handled by two CPUs
+    tag: str = ""  # distinguishes several laboratories of one process
     client: Namespace = field(init=False)
     node: Namespace = field(init=False)
     namespaces: dict[str, Namespace] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Lab:
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __enter__(self) -> Self:
-        """Build it. What was built is taken away again when building fails."""
+        """Build it; after a failure, remove the built parts."""
         netns.sweep()
         try:
             with uninterrupted():
@@ -79,14 +79,14 @@ class Lab:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None
     ) -> None:
-        """Take everything away, newest first; a second Ctrl-C does not interrupt it."""
+        """Remove everything, newest first; a second Ctrl-C does not interrupt it."""
         with uninterrupted():
             self.closing.close()
 
     # --- building ---
 
     def _mount(self) -> None:
-        """Mount a bpffs of our own: pins of another agent on this machine are out of reach."""
+        """Mount a private bpffs: pins of another agent on this machine are not affected."""
         self.bpffs_root = self.folder / "bpf"
         self.bpffs_root.mkdir()
         run("mount", "-t", "bpf", "bpf", str(self.bpffs_root))
@@ -103,7 +103,7 @@ class Lab:
         return self.folder / "agent.sock"
 
     def namespace(self, role: str) -> Namespace:
-        """Make one more namespace of this laboratory."""
+        """Create a further namespace of this laboratory."""
         with uninterrupted():
             space = Namespace(role, self.tag)
             self.namespaces[role] = space
@@ -124,7 +124,7 @@ class Lab:
             self.add_pod("b3", "pod3", "10.244.0", "fd44")
 
     def add_pod(self, role: str, node_device: str, net4: str, net6: str) -> Backend:
-        """Make a pod of the node, a namespace of its own: .2 and ::2 of these networks."""
+        """Create a pod of the node, a new namespace: .2 and ::2 of these networks."""
         self.join(self.namespace(role), "e0", node_device, net4, net6, 24, nic=False)
         self.backends[role] = Backend(role, role, f"{net4}.2", f"{net6}::2")
         return self.backends[role]
@@ -144,7 +144,7 @@ class Lab:
             attach_pass(space, device)
 
     def freeze_neighbours(self) -> None:
-        """Make every neighbour permanent: measurements must not meet an ARP request."""
+        """Make every neighbour permanent: an ARP request must not disturb measurements."""
         for role, device, node_device, net4, net6 in self._links:
             space = self.namespaces[role]
             there, here = space.mac(device).hex(":"), self.node.mac(node_device).hex(":")
@@ -157,7 +157,7 @@ class Lab:
     def serve(
         self, role: str, name: str | None = None, *, http: int = HTTP_PORT, dns: int = DNS_PORT, host: int = 2
     ) -> Backend:
-        """Start a server in a backend's namespace under a name, on the address that ends in `host` and no other."""
+        """Start a server in a backend's namespace with a name, only on the address that ends in `host`."""
         home, space = self.backends[role], self.namespaces[role]
         backend = Backend(role, name or role, f"{home.ipv4[:-1]}{host}", f"{home.ipv6[:-1]}{host}")
         if host != 2:
@@ -174,15 +174,15 @@ class Lab:
         return backend
 
     def serve_all(self) -> None:
-        """Start the server of each backend namespace where none runs yet."""
+        """Start the server of each backend namespace without one."""
         for name, backend in list(self.backends.items()):
             if name == backend.role and backend.process is None:
                 self.serve(name)
 
     def restart(self, role: str) -> None:
-        """End a backend's server with its connections, as a pod that Kubernetes removed ends, and start it again.
+        """End a backend's server with its connections, as Kubernetes ends a removed pod, and restart it.
 
-        Connections of clients that were reset meanwhile get no answer to their FIN: they end after one repetition.
+        Connections that clients reset in the meantime get no answer to their FIN: they end after one retransmission.
         """
         backend, space = self.backends[role], self.namespaces[role]
         assert backend.process is not None
@@ -193,13 +193,13 @@ class Lab:
 
 
 def _tcp_orphans() -> bool:
-    """Say whether the calling thread's namespace has a TCP socket that some peer may still believe in (any but TIME_WAIT, LISTEN)."""
+    """Return whether the calling thread's namespace has a TCP socket with a possible peer (any except TIME_WAIT, LISTEN)."""
     tables = [Path("/proc/thread-self/net", name).read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     return any(line.split()[3] not in ("06", "0A") for table in tables for line in table)
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Stop a process of ours: SIGTERM, and SIGKILL when that was not enough."""
+    """Stop a child process: SIGTERM, and SIGKILL after a time-out."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
@@ -214,7 +214,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back what ends a program, from this process (by handlers: it may have threads) and from its children (by the mask)."""
+    """Block signals that end a program, in this process (by handlers: it may have threads) and in its children (by the mask)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,7 @@
 """Clients: single requests, many requests at a time, a long download, open connections. All of it real sockets.
 
-A lost SYN is sent again a second later and the request succeeds nevertheless; the client's kernel counts these (`syns_again`), and
-its count does not depend on how busy this machine is.
+A lost SYN is repeated a second later and the request still succeeds; the client's kernel counts these (`syns_again`), and its count
+does not depend on the load of this machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Answer:
-    """Who answered, and which client address it saw."""
+    """The answering backend, and the client's address at it."""
 
     backend: str
     client: str
@@ -53,7 +53,7 @@ def http_get(address: str, port: int, path: str = "/", timeout_s: float = TIMEOU
 
 
 def request(sock: socket.socket, path: str = "/") -> bytes:
-    """Make one HTTP request on an open connection and return the body; OSError when it breaks or ends early."""
+    """Make one HTTP request on an open connection and return the body; OSError if it breaks or ends early."""
     sock.sendall(f"GET {path} HTTP/1.1\r\nHost: lab\r\n\r\n".encode())
     response = http.client.HTTPResponse(sock)
     try:
@@ -69,7 +69,7 @@ def request(sock: socket.socket, path: str = "/") -> bytes:
 def dns_ask(
     address: str, port: int, name: str = "who.lab", *, source_port: int = 0, timeout_s: float = TIMEOUT_S
 ) -> Answer:
-    """Ask the DNS-like server one question and return its TXT answer."""
+    """Send the DNS-like server one query and return its TXT answer."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.settimeout(timeout_s)
@@ -83,13 +83,13 @@ def dns_ask(
 
 
 def dns_question(name: str = "who.lab") -> bytes:
-    """Return a question to the DNS-like server, with a number of its own."""
+    """Return a query for the DNS-like server, with a unique number."""
     labels = b"".join(bytes([len(part)]) + part.encode() for part in name.split(".")) + b"\0"
     return struct.pack(">HHHHHH", random.randrange(1 << 16), 0x0100, 1, 0, 0, 0) + labels + struct.pack(">HH", 16, 1)
 
 
 def dns_answer(question: bytes, data: bytes) -> Answer:
-    """Read the answer to a question; OSError when it is one to another question."""
+    """Read the answer to a query; OSError for the answer to another query."""
     if data[:2] != question[:2]:
         raise OSError("answer to another question")
     text_at = len(question) + 12
@@ -97,19 +97,19 @@ def dns_answer(question: bytes, data: bytes) -> Answer:
 
 
 def spread(client: Namespace, count: int, ask: Callable[[], Answer]) -> Counter[str]:
-    """Make requests one after the other and count who answered."""
+    """Make requests in sequence and count the answering backends."""
     with client.entered():
         return Counter(ask().backend for _ in range(count))
 
 
 @dataclass
 class Tally:
-    """What became of a load."""
+    """The results of a load."""
 
     answered: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     slowest_s: float = 0.0
-    syns_again: int = 0  # SYNs the client's kernel sent once more: a packet was lost
+    syns_again: int = 0  # SYNs that the client's kernel repeated: a packet was lost
 
     @property
     def total(self) -> int:
@@ -118,12 +118,12 @@ class Tally:
 
 
 class Load:
-    """Requests from several threads in the client's namespace until told to stop; a context manager."""
+    """Requests from several threads in the client's namespace until the end of the block; a context manager."""
 
     def __init__(
         self, client: Namespace, asks: Sequence[Callable[[], Answer]], workers: int = 4, pause_s: float = 0.0
     ) -> None:
-        """Take what to ask, in turns; `pause_s` between two requests of one worker."""
+        """`targets` get requests in turns; `pause_s` is between two requests of one worker."""
         self.client, self.asks, self.pause_s = client, asks, pause_s
         self.tally = Tally()
         self._lock = threading.Lock()
@@ -142,7 +142,7 @@ class Load:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, where: TracebackType | None
     ) -> None:
-        """Stop and wait for what is under way."""
+        """Stop and wait for pending requests."""
         self._end.set()
         for thread in self._threads:
             thread.join()
@@ -175,7 +175,7 @@ class Load:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Let no request be under way meanwhile."""
+        """Pause all requests during the block."""
         self._open.clear()
         try:
             with contextlib.ExitStack() as stack:
@@ -201,7 +201,7 @@ def syns_again(client: Namespace) -> int:
 
 
 class Download:
-    """A slow download on one connection, in a thread; `result()` says whether every byte came."""
+    """A slow download on one connection, in a thread; `result()` returns whether every byte arrived."""
 
     def __init__(self, client: Namespace, address: str, port: int, chunks: int, pause_ms: int) -> None:
         """Start it: chunks of 1 KiB, a pause between them."""
@@ -232,7 +232,7 @@ class Download:
         return self._thread.is_alive()
 
     def result(self, timeout_s: float = 30.0) -> str:
-        """Wait for the end; return '' when everything came, else what went wrong."""
+        """Wait for the end; return '' if everything arrived, else the failure."""
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             return f"still {self.expected - self.received} bytes to come after {timeout_s:g} s"

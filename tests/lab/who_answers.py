@@ -1,4 +1,4 @@
-"""Who answers for addresses on a link: each is asked for by ARP or NDP all the time, and each answer is kept with its sender."""
+"""Which hosts answer for addresses on a link: sends ARP or NDP requests for each continuously, and records the sender of each answer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lbagent.net.solicited_node import group_mac, solicited_node
 from tests.lab.netns import Namespace
 
 ASK_S = 0.05
-SILENT_S = 0.5  # without an answer for so long a host has stopped answering
+SILENT_S = 0.5  # time without an answer after which a host has stopped answering
 ALL_FRAMES = 3
 NA_AT = 14 + 40  # behind Ethernet and IPv6
 
 
 class WhoAnswers:
-    """Asks until told to stop; a context manager. `source` is an address of the client for each family."""
+    """Sends requests until the end of the block; a context manager. `source` is an address of the client for each family."""
 
     def __init__(self, client: Namespace, device: str, source: dict[int, str], *addresses: str) -> None:
         self._mac = client.mac(device)
@@ -71,7 +71,7 @@ class WhoAnswers:
                 self._take(self._socket.recv(2048))
 
     def _take(self, frame: bytes) -> None:
-        if frame[:6] != self._mac:  # to all: it is announced, and no answer
+        if frame[:6] != self._mac:  # to all: an announcement, not an answer
             return
         kind = int.from_bytes(frame[12:14])
         claim = (
@@ -85,12 +85,12 @@ class WhoAnswers:
             self._answers[str(ip_address(claim.address))][claim.mac].append(time.monotonic())
 
     def last(self, address: str, within_s: float = SILENT_S) -> set[bytes]:
-        """Return the MAC addresses that answered a moment ago."""
+        """Return the MAC addresses of recent answers."""
         now = time.monotonic()
         return {mac for mac, times in list(self._answers[address].items()) if now - times[-1] < within_s}
 
     def together_s(self, address: str) -> float:
-        """Return for how long two hosts answered for an address, at the longest."""
+        """Return the longest time for which two hosts answered for an address."""
         stretches = {mac: _stretches(times) for mac, times in self._answers[address].items()}
         found = [
             min(one[1], other[1]) - max(one[0], other[0])
@@ -106,7 +106,7 @@ def _is_advertisement(frame: bytes) -> bool:
 
 
 def _stretches(times: list[float]) -> list[tuple[float, float]]:
-    """Return from when until when a host answered without a pause."""
+    """Return the periods in which a host answered without a pause."""
     out: list[tuple[float, float]] = []
     for at in times:
         if out and at - out[-1][1] < SILENT_S:

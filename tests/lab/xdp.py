@@ -1,4 +1,4 @@
-"""Small XDP programs of the laboratory itself, written as instructions: no compiler needed to build the namespaces."""
+"""Small XDP programs of the laboratory itself, written as instructions: building the namespaces needs no compiler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.lab.netns import LabError, Namespace, run
 
 
 def load(insns: bytes, name: str) -> int:
-    """Load an XDP program; LabError shows the verifier's log."""
+    """Load an XDP program; LabError has the verifier's log."""
     done = bpf_prog.prog_load(ProgType.XDP, insns, name)
     if done.fd < 0:
         done = bpf_prog.prog_load(ProgType.XDP, insns, name, log_level=1)
@@ -27,12 +27,12 @@ def pass_program() -> int:
 
 
 def attach_pass(space: Namespace, device: str) -> None:
-    """Let a device receive frames that an XDP program at its peer sends."""
+    """Make a device receive frames that an XDP program at its peer sends."""
     attach(space, device, pass_program())
 
 
 def attach(space: Namespace, device: str, fd: int) -> None:
-    """Attach a native XDP program by netlink (it goes with the device)."""
+    """Attach a native XDP program by netlink (it is removed with the device)."""
     from pyroute2 import IPRoute
 
     with space.entered(), IPRoute() as netlink:
@@ -41,5 +41,5 @@ def attach(space: Namespace, device: str, fd: int) -> None:
 
 
 def detach(space: Namespace, device: str) -> None:
-    """Take a native XDP program away."""
+    """Detach a native XDP program."""
     run("ip", "-n", space.name, "link", "set", device, "xdpdrv", "off")

@@ -1,4 +1,4 @@
-"""Compiles rewritten headers into an artifact, and turns switches and marks of its programs into what the kernel knows.
+"""Compiles rewritten headers into an artifact, and replaces switches and marks of its programs by constants and map addresses.
 
 In the instructions a switch is a constant of 64 bits: SWITCH_WORD and its number. It becomes 1 in the programs of its mutant and 0 in all
 others, and the verifier follows one side of each branch. A mark is a store to such a constant; it becomes the address of a byte in a map.

@@ -21,7 +21,7 @@ _SWAPS = {
 }  # fmt: skip
 _ASSIGNMENT_SWAPS = {"+=": "-=", "-=": "+=", "|=": "=", "&=": "=", "^=": "=", "<<=": ">>=", ">>=": "<<=", "*=": "+="}
 _TRUTHS = frozenset(("<", "<=", ">", ">=", "==", "!=", "&&", "||"))
-# hints for the compiler and order of memory: what they do is seen on another processor or in the instructions only
+# hints for the compiler and memory order: their effect is visible only on another processor or in the instructions
 # (and where __builtin_unreachable is behind a switch no build loads)
 _HINTS = frozenset(
     ("MB", "OPAQUE", "FENCE", "FORGET", "__builtin_expect", "__builtin_unreachable", "PKT_REPARSE", "RACE_POINT")
@@ -31,7 +31,7 @@ _WRAPPERS = frozenset(("LIKELY", "UNLIKELY"))
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of one node: `form` says how it is written, `new` what stands there instead."""
+    """A change of one node: `form` is the way it is written, `new` the replacement."""
 
     node: Node
     form: str  # operator assignment number true false unary drop zero
@@ -41,7 +41,7 @@ class Edit:
 # What stands in one program up to seven times: with a mark at each branch the verifier gives up (more than a million instructions).
 # The last two are in the program of replies, which is longest while SNAT slots are being moved.
 _COARSE = ("lbagent/bpf/include/flow/", "lbagent/bpf/include/forward/fwd.h", "lbagent/bpf/include/program/reply.h")
-# One asks again what the other one has asked: with a mark in between the compiler keeps both questions, and the verifier takes them for two.
+# The second repeats the condition of the first: with a mark in between the compiler keeps both, and the verifier treats them as two.
 _UNMARKED = frozenset(("pkt_segment_len", "parse_full_l4"))
 _NAME = re.compile(r"(\w+)\([^()]*\)\s*$")
 _DIRECTIVE = re.compile(r"^[ \t]*#[ \t]*(if|el|endif)", re.MULTILINE)
@@ -108,12 +108,12 @@ def _of(node: Node, context: str) -> Iterator[Edit]:
 
 
 def _is_frame_bound(node: Node) -> bool:
-    """Say whether a comparison is the one by which the verifier knows how much of the frame there is."""
+    """Return whether a comparison is the one from which the verifier derives the length of the frame."""
     return node.op in {"<", "<=", ">", ">="} and any(kid.kind == "name" and kid.op == "end" for kid in node.kids)
 
 
 def _is_local(node: Node) -> bool:
-    """Say whether this is a variable of the function or a part of one."""
+    """Return whether this is a variable of the function or a part of one."""
     return node.kind == "name" or (node.kind == "member" and node.op == "." and _is_local(node.kids[0]))
 
 
@@ -185,7 +185,7 @@ def place_nodes(tree: Tree) -> list[Node]:
     """Return the statements in front of which a place is marked: the first of a block, what follows a branch or a directive (of `#if` and `#else`
     each family has one), the only one of a branch.
 
-    Of a coarse tree only those that say whether a function is executed; where one begins with a loop or `#if` that is not known.
+    Of a coarse tree only those that show whether a function is executed; where one begins with a loop or `#if` that is unknown.
     """
     functions = [body for body in tree.functions if _name_of(tree, body) not in _UNMARKED]
     if tree.coarse:
@@ -263,7 +263,7 @@ def _place_of(tree: Tree, within: Node, node: Node, numbers: Mapping[Node, int])
 
 
 class _Renderer:
-    """Writes a text anew, with switches and marks at some nodes."""
+    """Rewrites a text, with switches and marks at some nodes."""
 
     def __init__(self, text: str, chosen: Mapping[Node, list[tuple[int, Edit]]], places: Mapping[Node, int]) -> None:
         self.text, self.chosen, self.places, self.newline = text, chosen, places, "\n"

@@ -1,4 +1,4 @@
-"""Tries mutants of C: one build with marks tells which test comes where, then batch after batch is compiled, loaded and tried."""
+"""Tries mutants of C: one build with marks finds the places of each test, then batch after batch is compiled, loaded and tried."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ _OPENING, _CLOSING = {"(": ")", "[": "]", "{": "}"}, frozenset(")]}")
 
 
 class Unreadable(Exception):
-    """This is no C that the reader knows."""
+    """The reader does not support this C."""
 
 
 @dataclass(eq=False)
@@ -336,7 +336,7 @@ class Reader:
         return self._postfix(self._primary())
 
     def _is_type(self, at: int) -> bool:
-        """Say whether the tokens from `at` up to the closing bracket name a type."""
+        """Return whether the tokens from `at` up to the closing bracket name a type."""
         first = self.tokens[at].text
         if first not in self.types:
             return False

@@ -70,7 +70,7 @@ class Outcome:
 def source_files(places: Sequence[str]) -> list[Path]:
     """Return the C headers and Python files below these places (folders, files, or patterns of paths in the checkout).
 
-    Those of the socket programs are left out: packets do not come there, and no packet test could tell of a change.
+    Those of the socket programs are left out: packets do not reach them, and no packet test could detect a change.
     """
     headers = {*(ROOT / "lbagent" / "bpf" / "include").rglob("*.h")} - {ROOT / each for each in SOCKET_HEADERS}
     files = [*(ROOT / "lbagent").rglob("*.py"), *headers]

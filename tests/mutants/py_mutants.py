@@ -32,14 +32,14 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Switch:
-    """Says which mutant is active, and remembers which ones were asked for."""
+    """Returns whether a mutant is active, and records which ones were reached."""
 
     def __init__(self) -> None:
         self.active = -1
         self.reached: set[int] = set()
 
     def __call__(self, number: int) -> bool:
-        """Say whether this mutant is active."""
+        """Return whether this mutant is active."""
         self.reached.add(number)
         return number == self.active
 
@@ -76,7 +76,7 @@ def _search(node: ast.AST, *, inside: bool, found: list[Edit]) -> None:
 
 
 def _is_told(node: ast.AST) -> bool:
-    """Say whether a node is only for people (a log line, an error's text, a docstring), or only lets other tasks run (a yield)."""
+    """Return whether a node is only for people (a log line, an error's text, a docstring), or only lets other tasks run (a yield)."""
     if isinstance(node, ast.JoinedStr | ast.FormattedValue):
         return True
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -95,7 +95,7 @@ def _is_told(node: ast.AST) -> bool:
 
 
 def _is_pause(node: ast.AST) -> bool:
-    """Say whether a statement is a yield of nothing, as in model/cooperative.py."""
+    """Return whether a statement is a yield of nothing, as in model/cooperative.py."""
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Yield)

@@ -86,7 +86,7 @@ class Run:
         known: Mapping[str, Survey] = MappingProxyType({}),
         note: Callable[[str, Survey], None] = lambda *_: None,
     ) -> Surveys:
-        """Run the tests without a mutant, but for those that are known; `prepare` runs in each child, before its tests."""
+        """Run the tests without a mutant, except known ones; `prepare` runs in each child, before its tests."""
         surveys = Surveys({item.nodeid: item for item in items}, dict(known))
         pool = Pool(self.jobs)
 

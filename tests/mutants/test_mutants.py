@@ -91,7 +91,7 @@ def test_changes_of_c() -> None:
 
 
 def test_every_header_is_read_and_keeps_its_lines() -> None:
-    """A function that could not be read would have no mutants, and nothing would say so."""
+    """A function that could not be read would have no mutants, without a message."""
     trees = c_mutants.read_trees(source_files(["lbagent/bpf/include/"]))
     assert sum(len(c_mutants.edits(tree)) for tree in trees.values()) > 4000
     for path, tree in trees.items():
@@ -150,7 +150,7 @@ FAMILIES = """AI u64 words(u64 n)
 
 @pytest.mark.parametrize("coarse", [False, True])
 def test_places_of_two_families(*, coarse: bool) -> None:
-    """What only one of them compiles says nothing of the other: tests of IPv4 alone would let each mutant of IPv6 live."""
+    """Code that only one of them compiles is no evidence for the other: with tests of IPv4 only, each mutant of IPv6 would live."""
     tree = dataclasses.replace(tree_of(FAMILIES), coarse=coarse)
     marked = c_mutants.marked_text(tree, 0)
     places = {m.line: c_mutants.place_before(tree, 0, m.position) for m in c_mutants.describe(tree, "x.h")}
@@ -329,7 +329,7 @@ REFUSED = "lbagent.errors.VerifierError: the kernel's verifier refused program x
     ((REFUSED, None, "assert 1 == 2"), Result("c", "assert 1 == 2")),
 ])  # fmt: skip
 def test_programs_that_are_refused_kill_no_mutant(monkeypatch, errors, result) -> None:
-    """A test that loads some of its own says nothing then: other mutants of the build may be the reason."""
+    """A test that loads its own programs gives no result then: other mutants of the build may be the reason."""
     told = iter(errors)
     monkeypatch.setattr(trial, "_run", lambda *_: next(told))
     monkeypatch.setattr(trial, "_end", lambda *_: None)

@@ -17,7 +17,7 @@ SLACK_S, SLACK_FACTOR = (
     20,
 )  # seconds of processor time: a test may take so much longer with a mutant, and load programs
 CHEAP_S = 0.6  # a module whose slowest test takes longer has programs of its own to load
-BUSY = 20  # so much longer all may take by the wall clock: other processes want the processors too
+BUSY = 20  # factor for the wall clock: other processes use the processors too
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Surveys:
         """Return the tests that come there (None: all), those that killed other mutants of the file first.
 
         Then the modules whose fixtures cost little: one test of each function, the fastest first, then a second of each, as cases of one
-        function mostly see the same mutants. The other modules one by one: fixtures are made anew when a test of another module comes between.
+        function mostly see the same mutants. The other modules one by one: fixtures are created again when a test of another module comes between.
         """
         names = [
             name
@@ -119,7 +119,7 @@ def attempt(items: Sequence[pytest.Item], limits: Callable[[str], float], patien
     SIGALRM when it waits for something that does not come.
 
     After `patience_s` seconds of processor time (0: never) no further test is begun: as if all of them passed.
-    A test that loads programs with settings of its own says nothing where the verifier refuses them: other mutants in the build may be why.
+    A test that loads programs with its own settings gives no result if the verifier refuses them: other mutants in the build may be the reason.
     """
     refused = ""
     for index, item in enumerate(items):
@@ -140,7 +140,7 @@ def attempt(items: Sequence[pytest.Item], limits: Callable[[str], float], patien
 
 
 def _run(item: pytest.Item, following: pytest.Item | None) -> str | None:
-    """Run one test; return what it said when it failed."""
+    """Run one test; return its message if it failed."""
     item.session._setupstate  # noqa: B018 - fails early if pytest renames it
     if hasattr(item, "_initrequest"):
         item._initrequest()

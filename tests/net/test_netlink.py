@@ -102,7 +102,7 @@ def test_it_follows_routes_rules_links_and_neighbours(node: Namespace) -> None:
         assert (index, ip("10.9.0.7")) in follower.watcher.permanent
         node.ip("neigh del 10.9.0.7 dev v0")
         await follower.until(lambda n: (index, ip("10.9.0.7")) not in n.neighbours)
-        node.ip("addr del 10.9.0.1/24 dev v0")  # the kernel drops the routes without a word
+        node.ip("addr del 10.9.0.1/24 dev v0")  # the kernel drops the routes without a message
         await follower.until(lambda n: not n.is_own(ip("10.9.0.1")) and n.route(ip("192.0.2.1")) is None)
         node.ip("link del v0")
         await follower.until(lambda n: n.by_name("v0") is None)

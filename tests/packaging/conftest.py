@@ -14,7 +14,7 @@ pytest_collection_finish = _RENDERER.begin
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what renders: the program is built once, which takes a minute."""
+    """Mark tests that render: the program is built once, which takes a minute."""
     for item in items:
         if "renderer" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")

@@ -1,6 +1,6 @@
-"""What `kubectl apply -k` and `helm install` make of deploy/: their own packages, in one program built once from Go modules.
+"""Renders deploy/ as `kubectl apply -k` and `helm install` do: their own packages, in one program built once from Go modules.
 
-It is kept below XDG_CACHE_HOME by the hash of its sources, as the programs of tests/kube_api are.
+It is stored below XDG_CACHE_HOME by the hash of its sources, as the programs of tests/kube_api are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Obj = dict[str, Any]
 
 
 def build_renderer(say: Callable[[str], object]) -> Path:
-    """Return the program, and build it where it is missing. Raises Missing (no Go), BuildFailed."""
+    """Return the program, and build it if it is missing. Raises Missing (no Go), BuildFailed."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(b"\0".join((HERE / name).read_bytes() for name in SOURCES))
     folder = cache / "lbagent" / f"render-{digest.hexdigest()[:16]}"

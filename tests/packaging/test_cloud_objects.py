@@ -1,4 +1,4 @@
-"""What deploy/cloud installs: objects that fit together, a command line that is taken, a file of pools that is good."""
+"""The objects of deploy/cloud: they are consistent, with a valid command line and a valid pools file."""
 
 from __future__ import annotations
 

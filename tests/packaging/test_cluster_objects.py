@@ -1,4 +1,4 @@
-"""What installs lbagent in a cluster: the kustomization and the chart give the same objects, which ask for no more than is needed."""
+"""The installation in a cluster: the kustomization and the chart have the same objects, with only the needed rights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pod() -> Any:
 
 
 def comparable(found: dict[tuple[str, str], Obj]) -> dict[tuple[str, str], Obj]:
-    """Settings as their text says them; without the sum by which a chart updates the Pods."""
+    """Parsed settings, without the checksum by which a chart updates the Pods."""
     settings = found[SETTINGS]["data"]
     settings["lbagent.yaml"] = yaml.safe_load(settings["lbagent.yaml"])
     annotations = found[AGENT]["spec"]["template"]["metadata"].pop("annotations", {})
@@ -138,7 +138,7 @@ def test_the_configuration_is_good(tmp_path: Path) -> None:
 
 
 def test_folders_that_the_agent_uses_are_the_nodes() -> None:
-    """The pins, the socket and the state outlive the Pod, at the places where the node's own lbagent looks."""
+    """The pins, the socket and the state outlive the Pod, at the paths of the node's own lbagent."""
     (container,) = pod()["containers"]
     volumes = {volume["name"]: volume for volume in pod()["volumes"]}
     paths = {

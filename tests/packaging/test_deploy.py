@@ -1,4 +1,4 @@
-"""What the wheel brings besides Python: the example configuration and the systemd unit."""
+"""The wheel's files besides Python: the example configuration and the systemd unit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_commented_values_are_the_defaults():
         "nodeport-addresses",
         "external-ip-cidr",
     }  # have no useful default to show
-    derived = {"flow6-table-size": 1 << 19}  # 0 stands for half of IPv4's
+    derived = {"flow6-table-size": 1 << 19}  # 0 means half of IPv4's
     for key, text in re.findall(r"^#([a-z0-9-]+): (.*)$", EXAMPLE.read_text(), re.MULTILINE):
         if key not in examples:
             value = derived.get(key, defaults[key])
@@ -86,7 +86,7 @@ def test_the_unit_of_native_pools_needs_no_api_server_and_comes_before_kubelet()
 
 
 def test_two_units_share_no_file():
-    """A host may run both: the agent of a cluster comes as a DaemonSet, or by its own unit."""
+    """A host may run both: a cluster's agent runs as a DaemonSet, or by its own unit."""
     (start,) = words_of(APILB_UNIT, "ExecStart")
     own = {word for word in start.split()[2:] if word.startswith("/") and "apilb.d" not in word}
     settings = config.load({}, {})
@@ -99,7 +99,7 @@ def test_two_units_share_no_file():
 
 
 def test_both_units_are_as_strict():
-    """What the one may not do the other may not either; it announces nothing, so it has less."""
+    """It has no right that the other unit lacks; it announces nothing, so it has fewer."""
     first, second = (
         {line for line in unit.read_text().splitlines() if "=" in line and not line.startswith("#")}
         for unit in (DEPLOY / "lbagent.service", APILB_UNIT)

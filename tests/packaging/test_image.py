@@ -1,4 +1,4 @@
-"""The container image: what is in it, what is left out of it, and that its archive is one."""
+"""The container image: its files, the files left out, and a valid archive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
-# Blocks the modules that the image is without, then does what an agent does with the API: read credentials' code, ask.
+# Blocks the modules that the image lacks, then runs the agent's code for the API: credentials, a request.
 ASK = """
 import asyncio, importlib.abc, sys
 
@@ -65,7 +65,7 @@ def script() -> ModuleType:
 
 
 def needed(name: str, found: set[str]) -> set[str]:
-    """Return the names of a package and of all that it needs here, without extras."""
+    """Return the names of a package and of its dependencies here, without extras."""
     name = re.sub(r"[-_.]+", "-", name).lower()
     if name not in found:
         found.add(name)
@@ -142,7 +142,7 @@ def test_the_same_files_give_the_same_image(tmp_path: Path) -> None:
 
 
 def test_the_dockerfile_makes_the_same_image() -> None:
-    """Its second stage takes the files that deploy/image writes, and starts them in the same way."""
+    """Its second stage copies the files that deploy/image writes, and starts them in the same way."""
     build, _, final = DOCKERFILE.rpartition("\nFROM ")
     assert "deploy/image --files /image" in build
     assert "COPY --from=build /image/ /" in final

@@ -1,4 +1,4 @@
-"""The image is made, and the agent runs in its files with the capabilities of the DaemonSet, on a root that it cannot write.
+"""The image is built, and the agent runs from its files with the capabilities of the DaemonSet, with a read-only root.
 
 Its packages and wheels are downloaded once (tests/lab/image_downloads.py).
 """
@@ -51,7 +51,7 @@ protocol bgp node {
   ipv4 { import all; export none; };
 }
 """
-# What a runtime does for the Pod: mounts, a network with a default route, a bounding set; then what its user does.
+# The runtime's part for the Pod: mounts, a network with a default route, a bounding set; then the commands of its user.
 RUN = """
 mount --bind "$R" "$R"
 mount -t proc proc "$R/proc"
@@ -107,15 +107,15 @@ def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def capabilities(file: Path) -> list[str]:
     (container,) = yaml.safe_load(file.read_text())["spec"]["template"]["spec"]["containers"]
     names = container["securityContext"]["capabilities"]["add"]
-    return [name.lower() for name in (*names, "SYS_CHROOT")]  # the last one to get into the folder
+    return [name.lower() for name in (*names, "SYS_CHROOT")]  # the last file of the folder
 
 
 def run_agent(
     rootfs: Path, capabilities: list[str], path: Path, more: str = "", then: str = "", *, router: str = ""
 ) -> tuple[str, str]:
-    """Run the agent with these capabilities and arguments, and something beside it; return its output and messages.
+    """Run the agent with these capabilities and arguments, and a second command; return its output and messages.
 
-    `router` is the namespace in which the other end of its link is.
+    `router` is the namespace with the other end of its link.
     """
     env = {
         "R": str(rootfs),
@@ -145,7 +145,7 @@ def test_the_agent_runs_in_the_image_with_the_capabilities_of_the_daemonset(root
 
 
 def test_the_agent_of_the_image_speaks_bgp_with_the_capabilities_of_the_patch(rootfs: Path) -> None:
-    """The agent's own BIRD, on a root that it cannot write: it listens at BGP's port, and tries the peer."""
+    """The agent's own BIRD, with a read-only root: it listens at BGP's port, and connects to the peer."""
     then = """
 for try in $(seq 600); do grep -q ':00B3 00000000:0000 0A' /proc/net/tcp && break; sleep 0.1; done
 grep ':00B3 00000000:0000 0A' /proc/net/tcp
@@ -160,7 +160,7 @@ $inside bgp peers
 
 
 def test_the_router_of_the_agent_of_the_image_has_its_route(rootfs: Path, tmp_path: Path) -> None:
-    """A session with a real BIRD, with BFD; it ends with the container's."""
+    """A session with a real BIRD, with BFD; it ends with the container."""
     then = """
 for try in $(seq 600); do ip -n $ROUTER route show proto bird | grep -q 172.31.78.1 && break; sleep 0.1; done
 ip -n $ROUTER route show proto bird

@@ -1,4 +1,4 @@
-"""`pip wheel` gives a package with programs, or one sentence; what else is in it."""
+"""`pip wheel` builds a package with programs, or ends with one sentence; its other files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A copy of what the package is made from, with the programs built."""
+    """A copy of the package's sources, with the programs built."""
     folder = tmp_path / "checkout"
     folder.mkdir()
     for name in PARTS:

@@ -1,4 +1,4 @@
-"""Ranges of addresses: what they hold, give out, and refuse."""
+"""Ranges of addresses: their addresses, allocatable ones, and rejected texts."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def test_large_ones_are_counted_and_not_written_out(text: str, count: int) -> No
         ("fe80::1-fe80::9", "link-local"),
         ("255.255.255.255", "broadcast"),
         ("0.0.0.0", "unspecified"),
-        ("10.0.0", "no address, range or network"),
-        ("10.0.0.0/33", "no address, range or network"),
-        ("10.0.0.1-", "no address, range or network"),
-        ("", "no address, range or network"),
-        ("office", "no address, range or network"),
-        ("10.0.0.1-10.0.0.2-10.0.0.3", "no address, range or network"),
+        ("10.0.0", "not an address, range or network"),
+        ("10.0.0.0/33", "not an address, range or network"),
+        ("10.0.0.1-", "not an address, range or network"),
+        ("", "not an address, range or network"),
+        ("office", "not an address, range or network"),
+        ("10.0.0.1-10.0.0.2-10.0.0.3", "not an address, range or network"),
     ],
 )
 def test_what_it_refuses(text: str, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""Who gets which address: order, pools that fit, wishes, sharing, and what is kept."""
+"""Which Service gets which address: order, matching pools, requests, sharing, and kept addresses."""
 
 from __future__ import annotations
 
@@ -177,12 +177,12 @@ def test_wishes(preference: dict[str, str], ip: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("preference", "ip", "problem"),
     [
-        ({}, "10.9.9.9", "10.9.9.9 is wished for, and no pool has it"),
-        ({}, "fd00::1", "fd00::1 is wished for, and the Service has no such IP family"),
-        ({}, "10.3.0.0", "10.3.0.0 is wished for, and pool reserved does not give it out (avoidBuggyIPs)"),
-        ({}, "10.4.0.1", "10.4.0.1 is wished for, and pool lab is not for this Service (namespaces, serviceSelector)"),
-        ({}, "10.0.0.1", "10.0.0.1 is wished for, and Service default/older has it"),
-        ({}, "10.2.0.9", "10.2.0.9 is wished for, and it is in use: node n1"),
+        ({}, "10.9.9.9", "10.9.9.9 is requested, and no pool has it"),
+        ({}, "fd00::1", "fd00::1 is requested, and the Service has no such IP family"),
+        ({}, "10.3.0.0", "10.3.0.0 is requested, and pool reserved does not allocate it (avoidBuggyIPs)"),
+        ({}, "10.4.0.1", "10.4.0.1 is requested, and pool lab is not for this Service (namespaces, serviceSelector)"),
+        ({}, "10.0.0.1", "10.0.0.1 is requested, and Service default/older has it"),
+        ({}, "10.2.0.9", "10.2.0.9 is requested, and it is in use: node n1"),
         ({}, "office", "spec.loadBalancerIP: 'office' is not an IP address"),
         (
             {"lbagent.io/load-balancer-ips": "10.0.0.1,10.0.0.2"},
@@ -192,17 +192,17 @@ def test_wishes(preference: dict[str, str], ip: str, expected: str) -> None:
         (
             {"lbagent.io/address-pool": "first"},
             "10.2.0.1",
-            "10.2.0.1 is wished for, and pool first too; the address is of pool by-name-b",
+            "10.2.0.1 is requested, and pool first too; the address is of pool by-name-b",
         ),
         (
             {"lbagent.io/address-pool": "lab"},
             "",
-            "pool lab is wished for, and is not for this Service (namespaces, serviceSelector)",
+            "pool lab is requested, and is not for this Service (namespaces, serviceSelector)",
         ),
         (
             {"lbagent.io/address-pool": "non"},
             "",
-            "pool non is wished for, and there is no such pool; there are: reserved, lab, web, first, by-name-a, by-name-b",
+            "pool non is requested, and there is no such pool; there are: reserved, lab, web, first, by-name-a, by-name-b",
         ),
         ({"lbagent.io/address-pool": "by-name-a"}, "", "no IPv4 address is free: by-name-a: 1 of 1 in use"),
     ],

@@ -1,4 +1,4 @@
-"""No sequence of Service, pool and restart events gives an address twice, or moves one that nobody wished away."""
+"""No sequence of Service, pool and restart events gives an address twice, or moves one without a request."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SERVICES = st.builds(
 
 
 class Pools(RuleBasedStateMachine):
-    """What is stored are the Services with their status; the controller may die between two writes."""
+    """The stored state are the Services with their status; the controller may die between two writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Pools(RuleBasedStateMachine):
                 assert pool.name == service.preference.pool
 
     def may_lose(self, service: AddressRequest, address: bytes, now: Allocation) -> bool:
-        """Return whether a preference moved it, or a Service that may not share it came to hold it as well."""
+        """Return whether a preference moved it, or a Service that may not share it also got it."""
         wished = service.preference.addresses or service.preference.pool
         moved = any(Family.of(each) is Family.of(address) for each in now.addresses)
         contested = any(
@@ -135,7 +135,7 @@ class Pools(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_left_to_do_after_a_whole_pass(self) -> None:
-        """A restart changes nothing: what was given is what is found again."""
+        """A restart changes nothing: the result is the same."""
         services = self.services
         for _ in range(3):  # a moved Service gives its address back one pass later
             found = allocate(self.pools, services.values(), self.nodes)

@@ -1,4 +1,4 @@
-"""The pools file: what it may say, and one message with line and field for what it may not."""
+"""The pools file: its valid values, and one message with line and field for an invalid one."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ BGP = "bgp:\n  localASN: 64512\n  peers:\n  - address: 10.0.0.1\n    asn: 1\n"
         ("pools:\n- name: a\n  addresess: []", "f:3: pools[0].addresess: unknown key; did you mean 'addresses'?"),
         ("pools:\n- name: a", "f:2: pools[0].addresses: it is missing"),
         ("pools:\n- name: a\n  addresses: []", "f:3: pools[0].addresses: a pool has at least one range"),
-        ("pools:\n- name: ''\n  addresses: [10.0.0.1]", "f:2: pools[0].name: '' is no name"),
-        ("pools:\n- name: a,b\n  addresses: [10.0.0.1]", "f:2: pools[0].name: 'a,b' is no name"),
-        ("pools:\n- name: a\n  addresses:\n  - 10.0.0.1\n  - x", "f:5: pools[0].addresses[1]: 'x' is no address, range or network"),
+        ("pools:\n- name: ''\n  addresses: [10.0.0.1]", "f:2: pools[0].name: '' is not a name"),
+        ("pools:\n- name: a,b\n  addresses: [10.0.0.1]", "f:2: pools[0].name: 'a,b' is not a name"),
+        ("pools:\n- name: a\n  addresses:\n  - 10.0.0.1\n  - x", "f:5: pools[0].addresses[1]: 'x' is not an address, range or network"),
         ("pools:\n- name: a\n  addresses:\n  - 10.0.0.9-10.0.0.1", "f:4: pools[0].addresses[0]: '10.0.0.9-10.0.0.1': end is below start"),
         ("pools:\n- name: a\n  addresses:\n  - 10.0.0.0/24\n  - 10.0.0.255", "f:5: pools[0].addresses[1]: '10.0.0.255' overlaps 10.0.0.0-10.0.0.255 of the same pool"),
         (f"{A}- name: b\n  addresses: [10.0.0.255-10.0.1.0]", "f:5: pools[1].addresses: 10.0.0.255-10.0.1.0 overlaps 10.0.0.0-10.0.0.255 of pool a"),
@@ -112,7 +112,7 @@ BGP = "bgp:\n  localASN: 64512\n  peers:\n  - address: 10.0.0.1\n    asn: 1\n"
         (f"{BGP}    bfd: {{interval: 1ms}}", "f:6: bgp.peers[0].bfd.interval: '1ms' is not in 0.01s-60s"),
         (f"{BGP}  - address: 10.0.0.1\n    asn: 2", "f:6: bgp.peers[1].address: '10.0.0.1' is given twice"),
         ("bgp:\n  localASN: 1\n  peers: [{address: 10.0.0, asn: 1}]", "f:3: bgp.peers[0].address: '10.0.0' is not an IP address"),
-        ("bgp: {localASN: 1, communities: [no-export]}", "f:1: bgp.communities[0]: 'no-export' is no community like 64512:100 or 64512:1:2"),
+        ("bgp: {localASN: 1, communities: [no-export]}", "f:1: bgp.communities[0]: 'no-export' is not a community like 64512:100 or 64512:1:2"),
         ("bgp: {localASN: 1, communities: ['70000:1']}", "f:1: bgp.communities[0]: '70000:1' has a number over 65535"),
         ("pools: [\n", "f:1: not YAML: while parsing a flow node did not find expected node content"),
         ("a: 1\n---\nb: 2\n", "f: one document is wanted, not 2"),

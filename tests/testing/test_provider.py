@@ -1,4 +1,4 @@
-"""The tests for providers: the built-in ones and the example pass them, and a provider that does wrong does not."""
+"""The tests for providers: the built-in ones and the example pass them, and a wrong provider fails them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_example() -> None:
 
 
 class WrongMachines(InstancesV2):
-    """Another machine each time."""
+    """A different machine each time."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -76,7 +76,7 @@ class WrongMachines(InstancesV2):
 
 
 class Wrong(LoadBalancer, CloudProvider):
-    """Another address each time, one name for all, and nothing is ever gone."""
+    """A different address each time, one name for all, and no deletion."""
 
     name = "wrong"  # type: ignore[assignment]
 

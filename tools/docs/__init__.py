@@ -1,1 +1,1 @@
-"""What is generated for readers: reference pages, man pages, the site (`make docs`, `make man`) and the chart (`make charts`)."""
+"""Generates reference pages, man pages, the site (`make docs`, `make man`) and the chart (`make charts`); checks words."""

@@ -1,4 +1,4 @@
-"""The commands of `lbagent` as click has them, for the reference and the man pages."""
+"""The commands of `lbagent` from click, for the reference and the man pages."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Command(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """The first sentence; of a verb the line that `lbagent --help` shows."""
+        """The first sentence; for a verb the line in `lbagent --help`."""
         if len(self.words) == 2:
             return VERBS[self.words[1]][1]
         return self.command.get_short_help_str(limit=200)
 
     @property
     def usage(self) -> str:
-        """What follows the words."""
+        """The usage after the words."""
         return " ".join(self.command.collect_usage_pieces(self.context))
 
     def options(self) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# the words after `lbagent` -> (command line, what it does)
+# the words after `lbagent` -> (command line, its effect)
 EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "": (
         ("lbagent status", "Show whether the agent is ready, and what is wrong."),

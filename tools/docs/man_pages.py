@@ -15,7 +15,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "build" / "man"
 
 
 def roff(text: str) -> str:
-    """Return a text as roff: nothing in it is a request or an escape."""
+    """Return a text escaped for roff."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "").replace("…", "...")
     text = text.replace("→", "->").replace("×", "x")
     return "\\&" + text if text.startswith((".", "'")) else text
@@ -49,7 +49,7 @@ def page(command: Command) -> str:
 
 
 def see_also(command: Command) -> list[str]:
-    """Return the pages of the command above, and of those below."""
+    """Return the pages of the parent command and of the subcommands."""
     names = ["-".join(command.words[:-1])] if len(command.words) > 1 else []
     return names + ["-".join(each.words) for each in command.commands()] or ["lbagent"]
 
@@ -61,7 +61,7 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def write(folder: Path) -> list[Path]:
-    """Write all pages, and remove those of commands that are gone."""
+    """Write all pages, and remove those of deleted commands."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
     for name, text in pages():

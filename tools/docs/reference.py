@@ -14,7 +14,7 @@ from tools.docs.examples import EXAMPLES
 
 CONFIGURATION = (
     "# Configuration\n\nWhich settings are there? Each is a flag of `lbagent agent`, an environment variable and a key of the file that `--config`"
-    " names. A flag beats the environment, the environment beats the file, the file beats the default. `reload`: a running agent takes the"
+    " names. A flag overrides the environment, the environment overrides the file, the file overrides the default. `reload`: a running agent applies the"
     " setting over on SIGHUP; any other needs a restart, which loses no packet.\n"
 )
 FIELD = re.compile(r"\{(\w+)[^}]*\}")  # of a template
@@ -57,7 +57,7 @@ def _command(command: Command) -> str:
 
 
 def anchor(name: str) -> str:
-    """Return the id that the site gives to a heading."""
+    """Return the id of a heading in the site."""
     return name.replace(" ", "-")
 
 

@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds the site (mkdocs.yml): adds the generated pages, and keeps links inside the site."""
+"""Hooks of mkdocs (mkdocs.yml): add the generated pages, and keep links inside the site."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGES_OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that are no files of docs/."""
+    """Add the pages that are not files in docs/."""
     for path, text in reference.pages():
         files.append(File.generated(config, path, content=text))
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -30,9 +30,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Make links that leave docs/ into links to pages, or into plain text."""
+    """Replace links out of docs/ by links to pages, or by plain text."""
     above = "../" * page.file.src_uri.count("/")
-    if page.file.src_uri == "contributing.md":  # it lies in the root of the checkout
+    if page.file.src_uri == "contributing.md":  # it is in the root of the checkout
         return LINK.sub(
             lambda found: f"[{found[1]}]({_from_root(found[2])})" if _from_root(found[2]) else found[1], markdown
         )

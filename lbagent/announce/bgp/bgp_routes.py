@@ -1,4 +1,4 @@
-"""The announcer's interface to BGP: takes routes at once, and hands them to BIRD in a task of its own."""
+"""The announcer's interface to BGP: accepts routes at once, and passes them to BIRD in its own task."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BgpSection(NamedTuple):
 
 
 class BgpRoutes:
-    """Implements announcer.RouteAnnouncer. `section` gives None while the node's labels are not known."""
+    """Implements announcer.RouteAnnouncer. `section` returns None until the node's labels are read."""
 
     def __init__(self, speaker: BgpSpeaker, section: Callable[[], BgpSection | None]) -> None:
         self._speaker, self._section = speaker, section
@@ -29,7 +29,7 @@ class BgpRoutes:
         self._wake = asyncio.Event()
 
     def set_routes(self, addresses: Collection[bytes]) -> None:
-        """Announce exactly these from now on; returns at once."""
+        """Replace the announced routes by these; return at once."""
         self._routes = frozenset(addresses)
         self._wake.set()
 
@@ -38,11 +38,11 @@ class BgpRoutes:
         return self._speaker.refusal()
 
     def faults(self) -> list[tuple[str, str]]:
-        """Return what is wrong: with BIRD or which session, and a sentence."""
+        """Return the faults: BIRD or the session, and a sentence."""
         return self._speaker.faults()
 
     async def run(self) -> None:
-        """Hand the routes to BIRD until cancelled; BIRD keeps running."""
+        """Pass the routes to BIRD until cancelled; BIRD keeps running."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._speaker.run())
             section: BgpSection | None = None

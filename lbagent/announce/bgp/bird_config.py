@@ -1,8 +1,8 @@
-"""The text of bird.conf: routes of announced addresses, one BGP session a peer. Pure.
+"""The text of bird.conf: routes of announced addresses, one BGP session per peer. Pure.
 
 BIRD 2 exports exactly these routes and imports nothing: there is no `protocol kernel`, so nothing on the node changes.
-Whatever comes from a file or an API stands in the text as a number, as an address, or between quotation marks; what
-cannot is refused. BIRD has no escape inside a string.
+A value from a file or an API is written as a number, as an address, or between quotation marks; any other value is
+rejected. BIRD has no escape inside a string.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from lbagent.model.family import Family
 from lbagent.pools.announcement import BgpPeer, BgpSettings
 
 MAX_PASSWORD_BYTES = 80  # TCP_MD5SIG_MAXKEYLEN, tcp(7)
-LOG_BYTES = 1 << 20  # then the log is renamed; there are two
+LOG_BYTES = 1 << 20  # a larger log is renamed; two files are kept
 # Seconds. With BIRD's defaults (5, 120, 60 to 300, 300) a session that failed twice stays down for minutes.
 TIMES = "connect delay time 1; connect retry time 2; error wait time 1, 2; error forget time 5;"
-RECOVERY_S = 5  # a BIRD that was started again waits so long for its peers before it announces (RFC 4724)
+RECOVERY_S = 5  # time that a restarted BIRD waits for its peers before it announces (RFC 4724)
 
 
 class PeerSession(Struct, frozen=True):
@@ -33,7 +33,7 @@ class PeerSession(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """BIRD's name of the session: the same as long as the peer has its address, so that a reload keeps it."""
+        """BIRD's name of the session: derived from the peer's address alone, so that a reload keeps the session."""
         return f"peer_{self.peer.address.hex()}"
 
     @property
@@ -59,7 +59,7 @@ def bird_config(
         "timeformat log iso long ms;",
         "timeformat protocol iso long ms;",
         f"graceful restart wait {RECOVERY_S};",
-        "protocol device { }",  # BGP and BFD learn the node's devices and addresses by it
+        "protocol device { }",  # BGP and BFD get the node's devices and addresses from it
     ]
     for family in Family:
         addresses = sorted(each for each in routes if Family.of(each) is family)
@@ -75,14 +75,14 @@ def bird_config(
 
 
 def quoted(text: str, what: str) -> str:
-    """Return a string of BIRD's language. Raises ConfigError for what cannot stand in one: its own end, a control character."""
+    """Return a string of BIRD's language. Raises ConfigError for a quotation mark or a control character."""
     if '"' in text or any(ord(each) < 0x20 or ord(each) == 0x7F for each in text):
         raise ConfigError(f"{what} has a quotation mark or a control character; BIRD has no way to write it")
     return f'"{text}"'
 
 
 def check_password(password: str, what: str) -> str:
-    """Return a password that TCP MD5 (RFC 2385) and BIRD take. Raises ConfigError, without the password."""
+    """Return a password that TCP MD5 (RFC 2385) and BIRD accept. Raises ConfigError; its text does not contain the password."""
     quoted(password, what)
     size = len(password.encode(errors="surrogateescape"))
     if not 0 < size <= MAX_PASSWORD_BYTES:
@@ -91,7 +91,7 @@ def check_password(password: str, what: str) -> str:
 
 
 def _filter(settings: BgpSettings) -> Iterator[str]:
-    """Yield the filter of what leaves the node: the static routes, with the communities (RFC 1997, RFC 8092)."""
+    """Yield the export filter: the static routes, with the communities (RFC 1997, RFC 8092)."""
     yield "filter announced {"
     yield f'  if proto != "{_table(Family.IPV4)}" && proto != "{_table(Family.IPV6)}" then reject;'
     for community in settings.communities:
@@ -105,13 +105,13 @@ def _session(settings: BgpSettings, session: PeerSession) -> Iterator[str]:
     peer = session.peer
     family = Family.of(peer.address)
     far = peer.multihop > 1
-    # BIRD wants the local address of a BFD session that crosses routers; elsewhere the device decides
+    # BIRD needs the local address of a BFD session that crosses routers; otherwise the device determines it
     local = f" {_ip(session.local, family)}" if far and session.local else ""
     yield f"protocol bgp {session.name} {{"
     yield f"  local{local} port {_number(settings.port)} as {_number(settings.local_asn)};"
     yield f"  neighbor {_ip(peer.address, family)} port {_number(peer.port)} as {_number(peer.asn)};"
     yield f"  {f'multihop {_number(peer.multihop)}' if far else 'direct'};"
-    yield "  debug { states };"  # the log then has the time at which an error ended
+    yield "  debug { states };"  # with it the log has the time at which an error ended
     yield f"  hold time {_number(round(peer.hold_time_s))};"
     yield f"  {TIMES}"
     yield f"  graceful restart {'on' if settings.graceful_restart else 'off'};"
@@ -132,10 +132,10 @@ def _has_bfd(session: PeerSession) -> bool:
 
 
 def _next_hop(session: PeerSession, family: Family) -> str | None:
-    """Return how a family's routes name this node (None: they cannot), both over one session (RFC 4760).
+    """Return the next hop of a family's routes (None: there is none), both families over one session (RFC 4760).
 
-    The family of the session needs no words. The other one has the node's address on the same device; IPv4 from a node without
-    one has the IPv6 next hop (RFC 8950), if the peer agrees.
+    The family of the session needs no setting. The other one uses the node's address on the same device; IPv4 from a node
+    without one uses the IPv6 next hop (RFC 8950), if the peer supports it.
     """
     if Family.of(session.peer.address) is family:
         return ""
@@ -163,5 +163,5 @@ def _number(value: int) -> str:
 
 def _ip(address: bytes, family: Family) -> str:
     if len(address) != family.address_bytes:
-        raise ValueError(f"{address!r} is no address of {family.name}")
+        raise ValueError(f"{address!r} is not an address of {family.name}")
     return format_ip(address)

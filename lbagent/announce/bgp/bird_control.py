@@ -1,7 +1,7 @@
-"""BIRD's control socket, spoken directly: one connection a command, a bound on the time and on the size of an answer.
+"""A client of BIRD's control socket: one connection per command, with limits for the time and the size of an answer.
 
 A line of an answer is `CODE-text`, ` text` (it continues the line before) or, the last one, `CODE text`. Codes: 0 done,
-1 a row, 8 refused, 9 not understood. Source: BIRD 2 doc/reply_codes (behaviour).
+1 a row, 8 refused, 9 syntax error. Source: BIRD 2 doc/reply_codes (behaviour).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class BirdUnreachable(LbError):
-    """No BIRD answers on the socket, or none in time, or what answers is no BIRD."""
+    """No BIRD answers on the socket in time, or the process that answers is not BIRD."""
 
 
 class BirdHangs(BirdUnreachable):
-    """A process is there and does not answer."""
+    """A process listens and does not answer."""
 
 
 class BirdRefused(ConfigError):
-    """BIRD refused a command; its own words."""
+    """BIRD refused a command; the text is BIRD's."""
 
 
 class Line(Struct, frozen=True):
@@ -52,7 +52,7 @@ class Protocol(Struct, frozen=True):
     name: str
     kind: str
     state: str
-    since: str  # the time of its last change of state
+    since: str  # time of its last change of state
     last_error: str = ""
     exported: int = 0  # routes, over all channels
 
@@ -73,7 +73,7 @@ class BirdControl:
         async with self._connected() as (reader, writer):
             greeting = await _read_answer(reader)
             if greeting[-1].code != GREETING or not greeting[-1].text.startswith("BIRD "):
-                raise BirdUnreachable(f"{self.path}: what answers is no BIRD")
+                raise BirdUnreachable(f"{self.path}: the process that answers is not BIRD")
             writer.write(command.encode(errors="surrogateescape") + b"\n")
             answer = await _read_answer(reader)
         if answer[-1].code >= 8000:
@@ -81,15 +81,15 @@ class BirdControl:
         return answer
 
     async def configure(self, path: str) -> None:
-        """Let BIRD take a configuration file; what is refused changes nothing. Raises BirdRefused, BirdUnreachable."""
+        """Load a configuration file into BIRD; a refused one changes nothing. Raises BirdRefused, BirdUnreachable."""
         await self.ask(f"configure {quoted(path, 'the path of the configuration')}")
 
     async def enable(self, name: str) -> None:
-        """Restart a protocol that BIRD has given up, by its name. Raises BirdRefused, BirdUnreachable."""
+        """Restart a protocol that BIRD disabled, by its name. Raises BirdRefused, BirdUnreachable."""
         await self.ask(f"enable {quoted(name, 'the name')}")
 
     async def shut_down(self) -> None:
-        """Let BIRD take leave of its peers (Cease) and end. Raises BirdUnreachable, BirdRefused."""
+        """Make BIRD close its sessions (Cease) and end. Raises BirdUnreachable, BirdRefused."""
         await self.ask("down")
 
     async def protocols(self) -> dict[str, Protocol]:
@@ -100,11 +100,11 @@ class BirdControl:
         """Return the states of BFD sessions (up, down, init, admindown) by address. Raises BirdUnreachable, BirdRefused."""
         try:
             return parse_bfd_sessions(await self.ask("show bfd sessions"))
-        except BirdRefused:  # there is no BFD
+        except BirdRefused:  # BFD is not configured
             return {}
 
     def listener_pid(self) -> int:
-        """Return the process that listens on the socket, which need not answer; 0 for one of another pid namespace.
+        """Return the process that listens on the socket, also one that does not answer; 0 for one of another pid namespace.
 
         From the kernel (SO_PEERCRED, unix(7)), not from a file. Raises BirdUnreachable when none listens, BirdHangs.
         """
@@ -119,7 +119,7 @@ class BirdControl:
             sock.connect(self.path)
         except BlockingIOError:
             sock.close()
-            raise BirdHangs(f"{self.path}: BIRD takes no connection any more") from None
+            raise BirdHangs(f"{self.path}: BIRD accepts no more connections") from None
         except OSError as error:
             sock.close()
             raise BirdUnreachable(f"{self.path}: {error.strerror or error}") from None
@@ -127,7 +127,7 @@ class BirdControl:
 
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Give a connection, for ANSWER_S at most."""
+        """Yield a connection, for at most ANSWER_S."""
         try:
             async with asyncio.timeout(self._answer_s):
                 reader, writer = await asyncio.open_unix_connection(sock=self._connect(), limit=MAX_LINE_BYTES)
@@ -136,7 +136,7 @@ class BirdControl:
                 finally:
                     writer.close()
         except TimeoutError:
-            raise BirdHangs(f"{self.path}: BIRD gave no answer within {self._answer_s:g} s") from None
+            raise BirdHangs(f"{self.path}: BIRD did not answer within {self._answer_s:g} s") from None
         except OSError as error:
             raise BirdUnreachable(f"{self.path}: {error.strerror or error}") from None
 
@@ -152,9 +152,11 @@ async def _read_answer(reader: asyncio.StreamReader) -> list[Line]:
             raise BirdUnreachable("BIRD answered a line without an end") from None
         size += len(data)
         if not data.endswith(b"\n") or size > MAX_ANSWER_BYTES:
-            raise BirdUnreachable("BIRD's answer broke off" if not data.endswith(b"\n") else "BIRD's answer has no end")
+            raise BirdUnreachable(
+                "BIRD's answer is truncated" if not data.endswith(b"\n") else "BIRD's answer has no end"
+            )
         text = data.decode(errors="replace").rstrip("\r\n")
-        if text.startswith("+"):  # lines of its log in between
+        if text.startswith("+"):  # lines of its log may come in between
             continue
         match = _LINE.match(text)
         if match is None:

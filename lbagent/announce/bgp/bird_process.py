@@ -1,8 +1,8 @@
-"""BIRD's process: found, started apart from the agent, found again by the next agent, ended.
+"""BIRD's process: the agent starts it detached, finds it again after a restart, and ends it.
 
-It outlives the agent: a peer with BFD takes the routes of a BIRD that ends, also where graceful restart is agreed on. It
-belongs to the agent whose state directory it has: the folder is root's alone (0700), and the kernel reports which process
-listens on the socket in it.
+It outlives the agent: a peer with BFD drops the routes of a BIRD that ends, also with graceful restart. It belongs to the
+agent with its state directory: only root may enter the folder (0700), and the kernel reports which process listens on the
+socket in it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lbagent.kernel.private_folder import make_private
 
 log = logging.getLogger(__name__)
 PROGRAM, PACKAGE = "bird", "bird2"
-FURTHER_FOLDERS = "/usr/sbin:/usr/local/sbin"  # where a unit's PATH may not look
+FURTHER_FOLDERS = "/usr/sbin:/usr/local/sbin"  # folders that a unit's PATH may lack
 MAX_SOCKET_BYTES = 107  # unix(7)
 START_S = 10.0  # until a new process answers
 END_S = 5.0  # until a BIRD that does not end is killed
@@ -35,7 +35,7 @@ class NoBird(LbError):
 
 
 class BirdProcess:
-    """The BIRD of one state directory. An OSError of the folder is raised as ConfigError."""
+    """The BIRD of one state directory. Raises ConfigError for an OSError of the folder."""
 
     def __init__(self, folder: str) -> None:
         self.folder = os.path.abspath(folder)
@@ -45,10 +45,10 @@ class BirdProcess:
         )
         self.control = BirdControl(self.socket)
         self._child: subprocess.Popen[bytes] | None = None
-        self._pid = 0  # of the process that was last seen to listen
+        self._pid = 0  # of the process that listened at the last check
 
     def prepare(self) -> None:
-        """Make the folder; refuse one that others may write to. Raises ConfigError."""
+        """Create the folder; reject one that other users may write to. Raises ConfigError."""
         if len(os.fsencode(self.socket)) > MAX_SOCKET_BYTES:
             raise ConfigError(f"{self.socket}: longer than a socket's path may be ({MAX_SOCKET_BYTES} bytes)")
         try:
@@ -60,7 +60,7 @@ class BirdProcess:
             raise ConfigError(f"{self.folder}: it is not a folder that only root may enter (mode 0700); BGP needs one")
 
     def write(self, text: str) -> None:
-        """Write a configuration beside the one in force, readable by root alone: it has passwords. Raises ConfigError."""
+        """Write a configuration beside the one in force, readable by root only: it contains passwords. Raises ConfigError."""
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.draft)
@@ -70,14 +70,14 @@ class BirdProcess:
             raise ConfigError(f"{self.draft}: {error.strerror}") from None
 
     def keep(self) -> None:
-        """Let the configuration that was written be the one that a next start takes. Raises ConfigError."""
+        """Make the written configuration the one of the next start. Raises ConfigError."""
         try:
             os.replace(self.draft, self.config)
         except OSError as error:
             raise ConfigError(f"{self.config}: {error.strerror}") from None
 
     def drop(self) -> None:
-        """Forget a configuration that was refused."""
+        """Remove a configuration that BIRD refused."""
         with contextlib.suppress(OSError):
             os.unlink(self.draft)
 
@@ -95,7 +95,7 @@ class BirdProcess:
             return ""
 
     def is_running(self) -> bool:
-        """Say whether a process listens on the socket, also one that does not answer. It may be one of another pid namespace."""
+        """Return whether a process listens on the socket, also one that does not answer or is in another pid namespace."""
         if self._child is not None and self._child.poll() is not None:
             self._child = None
         try:
@@ -107,7 +107,7 @@ class BirdProcess:
         return True
 
     async def start(self, *, recover: bool) -> None:
-        """Start BIRD with the configuration kept; return when it answers. Raises NoBird, ConfigError.
+        """Start BIRD with the stored configuration; return when it answers. Raises NoBird, ConfigError.
 
         With `recover` its peers keep their routes to this node until it has announced them again (RFC 4724).
         """
@@ -126,14 +126,14 @@ class BirdProcess:
             raise NoBird(f"{program} cannot be started: {error.strerror}; VIPs are not announced by BGP") from None
 
     async def _answers(self, child: subprocess.Popen[bytes]) -> None:
-        """Return when a process that was started answers. Raises NoBird."""
+        """Wait until a started process answers. Raises NoBird."""
         deadline = asyncio.get_running_loop().time() + START_S
         while True:
             with contextlib.suppress(BirdUnreachable, BirdRefused):
                 await self.control.ask("show status")
                 return
             if child.poll() is not None:
-                raise NoBird(f"bird ended at its start: {self._last_words() or 'without a word'}")
+                raise NoBird(f"bird ended at its start: {self._last_words() or 'without an error message'}")
             if asyncio.get_running_loop().time() > deadline:
                 raise NoBird(f"bird does not answer at {self.socket}")
             await asyncio.sleep(STEP_S)
@@ -179,7 +179,7 @@ def find_program() -> str:
 
 
 def kill(pid: int) -> None:
-    """Kill a process that still is a BIRD: the number may have gone to another one."""
+    """Kill a process if it still is a BIRD: its pid may belong to another process now."""
     if pid <= 0:
         return
     try:

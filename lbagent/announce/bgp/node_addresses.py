@@ -1,4 +1,4 @@
-"""Which of this node's addresses a BGP session has: on the device towards the peer. Pure."""
+"""Which of this node's addresses a BGP session uses: one on the device towards the peer. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROUTER_ID = re.compile(r"^router id ([0-9.]{7,15});$", re.MULTILINE)
 
 
 def local_addresses(network: NodeNetwork, peer: bytes) -> tuple[bytes, bytes]:
-    """Return the node's IPv4 and IPv6 address towards a peer; empty where the device has none of the family."""
+    """Return the node's IPv4 and IPv6 address towards a peer; empty if the device has none of the family."""
     near = [each for each in _usable(network, Family.of(peer)) if _contains(each, peer)]
     route = network.route(peer)
     if near:
@@ -31,10 +31,10 @@ def local_addresses(network: NodeNetwork, peer: bytes) -> tuple[bytes, bytes]:
 
 
 def choose_router_id(last_config: str, network: NodeNetwork, node: str, local4: Iterable[bytes]) -> bytes:
-    """Return the node's number in BGP, 4 bytes that no other router of the AS has (RFC 6286).
+    """Return the node's BGP identifier, 4 bytes that no other router of the AS has (RFC 6286).
 
-    The last one stays while the node has this address: another one ends every session. Else it is an IPv4 address of the node,
-    by preference one towards a peer; without any it is made from the node's name.
+    The previous one stays while the node has this address: a change ends every session. Else it is an IPv4 address of the node,
+    preferably one towards a peer; without any it is derived from the node's name.
     """
     own = sorted(each.address for each in _usable(network, Family.IPV4))
     by_name = hashlib.sha256(node.encode(errors="surrogateescape")).digest()[:4]
@@ -57,7 +57,7 @@ def _first(network: NodeNetwork, family: Family, device: int) -> bytes:
 
 
 def _contains(own: NodeAddress, address: bytes) -> bool:
-    """Say whether an address lies in the network of one of the node's."""
+    """Return whether an address is in the network of one of the node's addresses."""
     width = len(address) * 8
     mine, other = int.from_bytes(own.address, "big"), int.from_bytes(address, "big")
     return (mine ^ other) >> (width - own.bits) == 0

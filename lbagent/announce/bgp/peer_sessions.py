@@ -1,4 +1,4 @@
-"""Which sessions this node has: the peers whose nodeSelector fits it, with their passwords and the node's addresses."""
+"""Which sessions this node has: the peers whose nodeSelector matches it, with their passwords and the node's addresses."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MAX_PASSWORD_FILE_BYTES = 4096
 
 
 class PeerSessions:
-    """Reads password files; a relative path begins at `folder`. A password that was read stays when its file cannot be read."""
+    """Reads password files; paths are relative to `folder`. A password that was read stays when its file becomes unreadable."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._passwords: dict[tuple[bytes, str], str] = {}
-        self.problems: list[str] = []  # of the last choice, one sentence each
+        self.problems: list[str] = []  # of the last selection, one sentence each
 
     def choose(self, settings: BgpSettings, labels: Mapping[str, str], network: NodeNetwork) -> list[PeerSession]:
         """Return the sessions of a node with these labels, in the order of the file; those without their password are left out."""
@@ -37,7 +37,7 @@ class PeerSessions:
         return found
 
     def _password(self, peer: BgpPeer) -> str | None:
-        """Return the password of a session, '' for none; None when it should have one that was never read."""
+        """Return the password of a session, '' for none; None if it needs one that was never read."""
         if not peer.password_file:
             return ""
         path = os.path.join(self._folder, peer.password_file)

@@ -1,4 +1,4 @@
-"""Announces VIPs by BGP: BIRD's configuration follows the routes that are wanted, BIRD is kept running, sessions are watched.
+"""Announces VIPs by BGP: writes the desired routes into BIRD's configuration, keeps BIRD running, and polls the sessions.
 
 Nothing is written before the first `set_routes`: until then a BIRD that an earlier agent left keeps its routes.
 """
@@ -29,11 +29,11 @@ from lbagent.sync.backoff import delays
 
 log = logging.getLogger(__name__)
 FOLDER = "bird"  # below the agent's state directory
-CHECK_S = 1.0  # how often it is seen whether BIRD runs
-CHECKS_A_LOOK = 3  # sessions that are up, and password files, are read each so many checks
-UNANSWERED = 3  # looks without an answer, then BIRD is killed and started again
-STEADY_S = 60.0  # a BIRD that ran for so long is started again at once
-SESSION_GRACE_S = 10.0  # a session that is down for less is no problem yet
+CHECK_S = 1.0  # between two checks whether BIRD runs
+CHECKS_A_LOOK = 3  # established sessions, and password files, are read once in so many checks
+UNANSWERED = 3  # checks without an answer, then BIRD is killed and restarted
+STEADY_S = 60.0  # a BIRD that ran for so long is restarted at once
+SESSION_GRACE_S = 10.0  # a session that is down for less is not reported
 
 
 class BgpPeerRow(Struct, gc=False, omit_defaults=True):
@@ -55,7 +55,7 @@ class BgpSpeaker:
     def __init__(
         self, state_dir: str, node: str, network: Callable[[], NodeNetwork], *, password_folder: str = ""
     ) -> None:
-        """Take where BIRD's folder is, the node's name, what gives the node's network, and where a relative passwordFile begins."""
+        """BIRD's folder is in `state_dir`; a relative passwordFile is below `password_folder`; `network` returns the node's."""
         self._bird = BirdProcess(os.path.join(state_dir, FOLDER))
         self._node, self._network = node, network
         self._chosen = PeerSessions(password_folder)
@@ -63,17 +63,17 @@ class BgpSpeaker:
         self._labels: Mapping[str, str] = {}
         self._routes: frozenset[bytes] | None = None
         self._sessions: list[PeerSession] = []
-        self._in_force = self._refused = ""  # the configuration that BIRD has taken, and the one that it has not
+        self._in_force = self._refused = ""  # the configuration that BIRD loaded, and the one that it refused
         self._problems: tuple[str, ...] = ()
         self._down: dict[str, tuple[float, str]] = {}  # by peer: since when, and why
         self._busy = asyncio.Lock()  # held while BIRD or its configuration changes
-        self._answers = True  # at the last look
+        self._answers = True  # at the last poll
         self._pauses = delays()
         self._start_at = 0.0  # of the loop's clock: not before
-        self.sessions_up: dict[str, bool] = {}  # by peer, as of the last look
+        self.sessions_up: dict[str, bool] = {}  # by peer, of the last poll
 
     async def use_settings(self, settings: BgpSettings | None, labels: Mapping[str, str]) -> None:
-        """Take the section `bgp` (None: there is none, and BIRD ends) and the labels of this node, which choose its peers."""
+        """Set the section `bgp` (None: there is none, and BIRD ends) and the labels of this node, which select its peers."""
         self._settings, self._labels = settings, dict(labels)
         if settings is None:
             async with self._busy:
@@ -82,7 +82,7 @@ class BgpSpeaker:
             await self._apply()
 
     async def set_routes(self, addresses: Collection[bytes]) -> None:
-        """Announce exactly these addresses. What fails is in `problems`, and tried again; what BIRD refuses changes nothing."""
+        """Announce exactly these addresses. Failures are in `problems`, and retried; a refused configuration changes nothing."""
         self._routes = frozenset(addresses)
         await self._apply()
 
@@ -94,11 +94,11 @@ class BgpSpeaker:
                 await self._end()
 
     def problems(self) -> list[str]:
-        """Return what is wrong now, one sentence each."""
+        """Return the present faults, one sentence each."""
         return [text for _, text in self.faults()]
 
     def faults(self) -> list[tuple[str, str]]:
-        """Return the same with what each is about: BIRD, or a peer."""
+        """Return the same with the subject of each: BIRD, or a peer."""
         now = asyncio.get_running_loop().time()
         down = {f"BGP peer {peer}": why for peer, (since, why) in self._down.items() if now - since >= SESSION_GRACE_S}
         out = [("BGP", "; ".join(self._problems))] if self._problems else []
@@ -133,7 +133,7 @@ class BgpSpeaker:
             silent = bool(rows) and not self._answers and self._bird.is_running()
             unanswered = unanswered + 1 if silent else 0
             if unanswered >= UNANSWERED:
-                log.error("bird does not answer and is started again")
+                log.error("bird does not answer and is restarted")
                 self._bird.kill()
                 unanswered = 0
 
@@ -175,20 +175,20 @@ class BgpSpeaker:
             await self._reconfigure(text)
 
     async def _reconfigure(self, text: str) -> None:
-        """Let BIRD take a configuration; a refused one leaves the old one in force, and as it is on disk. Raises ConfigError."""
+        """Load a configuration into BIRD; after a refusal the old one stays in force and on disk. Raises ConfigError."""
         self._bird.write(text)
         try:
             await self._bird.control.configure(self._bird.draft)
         except BirdRefused as error:
             self._bird.drop()
             self._refused = text
-            self._refusal = f"bird refuses its configuration, what it has stays in force: {error}"
+            self._refusal = f"bird refuses its configuration, the previous one stays in force: {error}"
             raise ConfigError(self._refusal) from None
         self._bird.keep()
         self._in_force, self._refused = text, ""
 
     async def _start(self, text: str, *, recover: bool) -> None:
-        """Start BIRD; after a failure not before a pause is over. `recover`: after one that left its sessions open."""
+        """Start BIRD; after a failure only when a pause is over. `recover`: the previous BIRD left its sessions open."""
         now = asyncio.get_running_loop().time()
         if now < self._start_at:
             raise ConfigError(self._start_failure)
@@ -237,7 +237,7 @@ class BgpSpeaker:
         return found, bfd
 
     async def _try_again(self, found: Mapping[str, Protocol]) -> None:
-        """Restart the sessions that BIRD has given up."""
+        """Restart the sessions that BIRD disabled."""
         for session in self._sessions:
             if session_faults.is_given_up(found.get(session.name)):
                 with contextlib.suppress(LbError):
@@ -287,7 +287,7 @@ class BgpSpeaker:
 
 
 async def end_left_bird(state_dir: str) -> bool:
-    """End the BIRD that an agent with this state directory has left, if there is one; return whether there was one."""
+    """End the BIRD that an agent with this state directory left, if there is one; return whether there was one."""
     bird = BirdProcess(os.path.join(state_dir, FOLDER))
     ended = await bird.end()
     bird.forget()

@@ -1,7 +1,7 @@
 """When a leader probes its addresses, because another node may answer for them too. Pure.
 
-Such a node took them over while this one had no connection to the API server, as its cable was unplugged or its agent did not run;
-or it led before this one, and is back without an agent.
+Such a node took them over while this one had no connection to the API server (its cable was unplugged, or its agent did not run);
+or it was the previous leader, and is back without an agent.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ class DuplicateProbes:
         return self._next_at
 
     def is_due(self, now: float) -> bool:
-        """Return whether `due` may return a probe now; it does when a probe is needed for the first time."""
+        """Return whether `due` may return a probe now; it may when a probe is needed for the first time."""
         return self._probes_all or now >= self._next_at or self._next_at == float("inf")
 
     def probe_all(self) -> None:
-        """Probe every address at once: another node answered for one, and may have all of them."""
+        """Probe every address at once: another node answered for one, and may answer for all of them."""
         self._probes_all = True
 
     def probe_until(self, until: float) -> None:
-        """Probe until then: another node may answer for an address that this one took over."""
+        """Probe until that time: another node may answer for an address that this one took over."""
         self._doubts_until = max(self._doubts_until, until)
 
     def take(
         self, now: float, answering: Iterable[bytes], doubts: Callable[[bytes], bool], *, is_blind: bool
     ) -> list[bytes]:
-        """Return which of the addresses that this node answers for to probe now: all while it `is_blind`, else those it doubts.
+        """Return which of the addresses that this node answers for to probe now: all while it `is_blind`, else the doubtful ones.
 
-        It reads them only when a probe may be due.
+        `answering` is read only when a probe may be due.
         """
         if not is_blind and now >= self._doubts_until:
             return self.due(now, [])

@@ -33,7 +33,7 @@ class AddressSighting(NamedTuple):
 
 
 def is_of_a_host(mac: bytes) -> bool:
-    """Return whether one network card can have a MAC address: it is neither zero nor one of a group, such as broadcast."""
+    """Return whether a MAC address can belong to one network card: it is neither zero nor a group address, such as broadcast."""
     return any(mac) and not mac[0] & 1
 
 
@@ -65,7 +65,7 @@ def _icmp6(to_mac: bytes, mac: bytes, source: bytes, to: bytes, body: bytes) -> 
 
 
 def parse_arp(frame: bytes) -> AddressSighting | None:
-    """Return the address that the sender of an ARP frame claims: in a reply, or in a request for its own. Else None."""
+    """Return the address that the sender of an ARP frame claims: in a reply, or in a request for its own address. Else None."""
     if len(frame) < _ARP.size:
         return None
     *_, ethertype, kind, network, size, width, operation, mac, sender, _, target = _ARP.unpack_from(frame)

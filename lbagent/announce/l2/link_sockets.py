@@ -22,7 +22,7 @@ MAX_FRAME = 256  # bytes; the parsed part is shorter
 FRAME_BATCH = 64  # frames between two turns of other tasks
 PACKET_HOST, PACKET_BROADCAST, PACKET_MULTICAST = 0, 1, 2
 _LD_H, _LD_W, _TAX, _JEQ, _JEQ_X, _RET = 0x28, 0x20, 0x07, 0x15, 0x1D, 0x06
-# Classic BPF: passes replies, and requests for the sender's own address; the other requests of a busy network stay in the kernel.
+# Classic BPF: passes replies, and requests for the sender's own address; the kernel drops all other requests.
 _FILTER = (
     (_LD_H, 0, 0, 20),
     (_JEQ, 5, 0, frames.REPLY),
@@ -83,7 +83,7 @@ class LinkSockets:
 
     def _send(self, ifindex: int, what: list[bytes]) -> None:
         sock = self._sockets.get(ifindex)
-        with contextlib.suppress(OSError):  # ENETDOWN, ENXIO, a full queue: frames are lost at any time
+        with contextlib.suppress(OSError):  # ENETDOWN, ENXIO, a full queue: a frame may be lost at any time
             for frame in what if sock else ():
                 assert sock is not None
                 sock.sendto(frame, (socket.if_indextoname(ifindex), int.from_bytes(frame[12:14])))
@@ -100,7 +100,7 @@ class LinkSockets:
         asyncio.get_running_loop().add_reader(sock, self._receive, ifindex, sock)
 
     def _listen_to_advertisements(self) -> None:
-        """Open the socket for what comes to all nodes; a machine without IPv6 has none."""
+        """Open the socket for packets to all nodes (ff02::1); a machine without IPv6 has none."""
         with contextlib.suppress(OSError):
             sock = socket.socket(
                 socket.AF_INET6, socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, socket.IPPROTO_ICMPV6
@@ -145,7 +145,7 @@ class LinkSockets:
 
 
 def _attach_filter(sock: socket.socket) -> None:
-    """Let the kernel pass only frames that may claim an address. Source: linux/filter.h."""
+    """Attach a filter that passes only frames that may claim an address. Source: linux/filter.h."""
     code = b"".join(struct.pack("HBBI", *instruction) for instruction in _FILTER)
     buffer = ctypes.create_string_buffer(code)
     program = struct.pack("HP", len(_FILTER), ctypes.addressof(buffer))

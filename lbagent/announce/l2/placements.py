@@ -1,4 +1,4 @@
-"""By which devices of this node each address is announced, or why by none: kept until the node or the address changes. Pure."""
+"""The devices of this node that announce each address, or why none does: kept until the node or the address changes. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lbagent.pools.announcement import L2Settings
 
 
 class NodeState(NamedTuple):
-    """What placements follow from, beside the addresses. `refusal`: why the node announces nothing, None when it may.
+    """The inputs of placements besides the addresses. `refusal`: why the node announces nothing, None when it may.
 
     `attached` are names of devices with programs, `carriers` devices by which frames can leave, by ifindex.
     """
@@ -25,14 +25,14 @@ class NodeState(NamedTuple):
     refusal: AnnounceRefusal | None
 
     def is_as(self, other: NodeState | None) -> bool:
-        """Return whether placements are the same as with another state: of the network only links and addresses count."""
+        """Return whether another state has the same placements: of the network only links and addresses matter."""
         return other is not None and (
             (self.network.links, self.network.addresses, *self[1:])
             == (other.network.links, other.network.addresses, *other[1:])
         )
 
     def networks(self) -> list[str]:
-        """Return the networks of whose addresses this node can announce any now."""
+        """Return the networks whose addresses this node can announce now."""
         return [] if self.refusal else reach.networks(self.network, self.attached, self.carriers, self.settings)
 
     def macs(self) -> set[bytes]:
@@ -50,7 +50,7 @@ class Placements:
         self.refusals: dict[bytes, AnnounceRefusal] = {}
 
     def use(self, state: NodeState) -> bool:
-        """Take the state of the node; return whether every address has to be placed again."""
+        """Set the state of the node; return whether every address must be placed again."""
         if state.is_as(self._state):
             return False
         self._state = state
@@ -59,9 +59,9 @@ class Placements:
         return True
 
     def place(self, address: bytes, vip: DesiredVip | None, *, is_served: bool) -> None:
-        """Place an address; `vip` None: it is announced as an earlier agent left it, until it is known what is wanted.
+        """Place an address; `vip` None: it is announced as an earlier agent left it, until the desired addresses are known.
 
-        `is_served`: the programs of this node have a backend for it. One of policy Cluster is announced without, too.
+        `is_served`: the programs of this node have a backend for it. An address of policy Cluster is also announced without one.
         """
         assert self._state is not None
         network, attached, carriers, settings, refusal = self._state
@@ -76,16 +76,16 @@ class Placements:
             self.refusals[address] = reason
 
     def drop(self, addresses: Iterable[bytes]) -> None:
-        """Forget addresses."""
+        """Remove addresses."""
         for address in addresses:
             self.places.pop(address, None)
             self.refusals.pop(address, None)
 
     def answers(self, addresses: Iterable[bytes]) -> dict[tuple[int, bytes], bytes]:
-        """Return the MAC address by ifindex and address, of the addresses that are answered for."""
+        """Return the MAC address by ifindex and address, for the addresses that this node answers for."""
         return {(ifindex, each): mac for each in addresses for ifindex, mac in self.places[each].items()}
 
     @property
     def devices(self) -> Collection[int]:
-        """The devices by which any address is announced, by ifindex."""
+        """The devices that announce an address, by ifindex."""
         return {ifindex for found in self.places.values() for ifindex in found}

@@ -1,4 +1,4 @@
-"""By which devices this node can announce an address: those with programs, and with an address of the same network. Pure."""
+"""The devices by which this node can announce an address: those with programs, and with an address of the same network. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from lbagent.announce.announce_refusal import AnnounceRefusal, RefusalReason
 from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork
 from lbagent.pools.announcement import L2Settings
 
-ANY = ("0.0.0.0/0", "::/0")  # what a node reaches whose devices are named in the file
+ANY = ("0.0.0.0/0", "::/0")  # the reach of a node whose devices are named in the file
 MAC_BYTES = 6
 
 
 def announcing_devices(
     network: NodeNetwork, attached: Collection[str], carriers: Collection[int], settings: L2Settings, address: bytes
 ) -> tuple[dict[int, bytes], AnnounceRefusal | None]:
-    """Return the MAC address by which each device announces an address, and if there is none the reason.
+    """Return the MAC address with which each device announces an address, and the reason if no device does.
 
     `attached`: names of the devices whose programs would answer; `carriers`: devices by which frames can leave, by ifindex.
     """
@@ -41,7 +41,7 @@ def _names(links: Iterable[Link]) -> str:
 def networks(
     network: NodeNetwork, attached: Collection[str], carriers: Collection[int], settings: L2Settings
 ) -> list[str]:
-    """Return the networks of whose addresses this node can announce any, as text, sorted."""
+    """Return the networks whose addresses this node can announce, as text, sorted."""
     usable = {link.index for link in network.links.values() if link.name in attached and link.index in carriers}
     if settings.devices:
         there = any(_is_chosen(network.links[index], (), settings) for index in usable)
@@ -56,7 +56,7 @@ def networks(
 
 
 def is_within(address: bytes, texts: Collection[str]) -> bool:
-    """Return whether an address lies in one of these networks."""
+    """Return whether an address is in one of these networks."""
     found = ip_address(address)
     return any(found in ip_network(text) for text in texts)
 
@@ -68,7 +68,7 @@ def _is_chosen(link: Link, near: Collection[int], settings: L2Settings) -> bool:
 
 
 def _holds(own: NodeAddress, address: bytes) -> bool:
-    """Return whether an address lies in the network of an address of this node; not of a single address's."""
+    """Return whether an address is in the network of an address of this node; a network of a single address does not count."""
     width = 8 * len(address)
     if len(own.address) != len(address) or own.bits >= width:
         return False

@@ -18,12 +18,12 @@ from lbagent.targets.data_plane import DeviceAddress
 
 log = logging.getLogger(__name__)
 FULL = (errno.ENOMEM, errno.ENOBUFS)  # net.core.optmem_max holds some hundred memberships a socket
-GOING = (errno.ENODEV, errno.ENXIO, errno.EADDRNOTAVAIL)  # of a device without IPv6, or that is going
+GOING = (errno.ENODEV, errno.ENXIO, errno.EADDRNOTAVAIL)  # of a device without IPv6, or one that is being removed
 Group = tuple[int, bytes]  # ifindex, address of the group
 
 
 class SolicitedGroups:
-    """Owner of the memberships."""
+    """Owns the memberships."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
@@ -31,7 +31,7 @@ class SolicitedGroups:
         self._said = ""  # the failure that was logged last
 
     def use(self, places: Collection[DeviceAddress]) -> None:
-        """Be a member of the groups of these addresses, by device, and of no other. No failure raises."""
+        """Join the groups of these addresses, by device, and leave all others. Raises nothing; failures are logged."""
         wanted = {(ifindex, solicited_node(address)) for ifindex, address in places if len(address) == 16}
         for group in self._joined.keys() - wanted:
             _tell(self._joined.pop(group), socket.IPV6_LEAVE_GROUP, group)
@@ -39,7 +39,7 @@ class SolicitedGroups:
         for group in wanted - self._joined.keys():
             failure = self._join(group) or failure
         if failure and failure != self._said:
-            log.warning("a switch that filters by MLD may not pass who asks for an address", extra={"error": failure})
+            log.warning("a switch with MLD snooping may drop solicitations for an address", extra={"error": failure})
         self._said = failure
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ class SolicitedGroups:
         self._joined.clear()
 
     def _join(self, group: Group) -> str:
-        """Become a member, by a socket that has room; return why not, '' also where there is no use."""
+        """Join a group, with a socket that has room; return the failure, '' for none and for a device that needs no membership."""
         error = errno.ENOMEM
         for sock in reversed(self._sockets):
             error = _tell(sock, socket.IPV6_JOIN_GROUP, group)

@@ -1,18 +1,18 @@
-"""What this node does about one address on layer 2: a state machine with the clock given. No I/O.
+"""What this node does about one address on layer 2: a state machine that gets the time as an argument. No I/O.
 
-The Lease of an address names its leader; a node lives by a Lease of its own. What this node has read of both is in a
-`LeaseStatus`, the machine's input; its output is acts. `Rule` is the whole of who may begin to answer:
+The Lease of an address names its leader; each node renews its own Lease. What this node has read of both is in a
+`LeaseStatus`, the machine's input; its output is acts. `Rule` decides which node may start to answer:
 
-    no Leases (a folder alone)         this node, unless a foreign host uses the address
-    the Lease names this node          the same; the node that had it before may still answer, and stops when it sees this one
-    it names a live node               not this one; where that node's Lease is overdue, the one that would follow probes already
+    no Leases (only a folder)          this node, unless a foreign host uses the address
+    the Lease names this node          the same; the previous leader may still answer, and stops when it sees this node's frames
+    it names a live node               not this one; if that node's Lease is overdue, the next leader already sends probes
     it names a dead node, or none      the node that rendezvous hashing prefers: when no node answers a probe on the wire, and
                                        in any case after `restart_grace_s`, when a program that still answers has stopped
     the API server does not answer     not this one; a leader keeps announcing
 
 Programs keep answering on a node whose agent died, and such a node sees no frame of another one. So a node that starts to announce
-probes soon afterwards. If another node still answers, it stops, and waits until that one is silent. A node that took a Lease over
-`doubts` that it is alone for as long as such programs may last: the other node's cable may have been unplugged, and be back.
+probes soon afterwards. If another node still answers, it stops, and waits until that node stops. A node that took a Lease over
+`doubts` that it is alone until such programs must have ended: the other node's cable may have been unplugged, and be back.
 
 A foreign host (no node of the cluster) that claims an announced address is answered by an announcement, at most once in
 DEFEND_INTERVAL_S (RFC 5227 §2.4 c).
@@ -27,28 +27,28 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-PROBES, PROBE_GAP_S, PROBE_WAIT_S = 3, 0.1, 0.1  # RFC 5227 has seconds: no failover could wait for them
+PROBES, PROBE_GAP_S, PROBE_WAIT_S = 3, 0.1, 0.1  # RFC 5227 specifies seconds: too long for a failover
 PROBE_S = (PROBES - 1) * PROBE_GAP_S + PROBE_WAIT_S
 SLACK_S = 0.01  # a clock's rounding, and a timer's
-PROBE_RETRY_DELAY_S = 0.5  # while the node that led before still answers
+PROBE_RETRY_DELAY_S = 0.5  # while the previous leader still answers
 BURST_S = (0.0, 1.0, 2.0, 5.0, 10.0)  # after the start: when announcements are sent, as one may be lost
 CHECK_S = (0.4, 0.6, 0.8)  # after the start: when probes check that this node is alone
 HANDOVER_GRACE_S = 0.8  # a leader that handed its Lease over answers no longer than this
 HANDOVER_RETRY_DELAY_S = 1.0
 DEFEND_INTERVAL_S = 10.0  # RFC 5227 §2.4
 CONFLICT_S = 60.0  # until an address that a foreign host uses is tried again
-CLAIM_S = CONFLICT_S + 5.0  # until a claim counts no longer; it counts on while the address is tried again
+CLAIM_S = CONFLICT_S + 5.0  # until a claim expires; while the address is retried it does not
 
 
 class Phase(Enum):
-    """Where the machine is. ANNOUNCED, GIVING and LEAVING answer."""
+    """The phase of the machine. The programs answer in ANNOUNCED, GIVING and LEAVING."""
 
     STANDBY = "standby"
     PROBING = "probing"
     CLAIMING = "claiming"  # the Lease is being written
     ANNOUNCED = "announced"
     GIVING = "giving"  # the Lease is being written to another node
-    LEAVING = "leaving"  # another node has the Lease, and no frame of it came yet
+    LEAVING = "leaving"  # another node has the Lease, and has sent no frame yet
     CONFLICT = "conflict"
 
 
@@ -56,19 +56,19 @@ ANSWERING = frozenset((Phase.ANNOUNCED, Phase.GIVING, Phase.LEAVING))
 
 
 class Rule(Enum):
-    """Whether this node may begin to answer."""
+    """Whether this node may start to answer."""
 
     NO = 0
-    SOON = 1  # when the leader's Lease runs out: probes are sent already
+    SOON = 1  # when the leader's Lease expires: probes are sent already
     IF_SILENT = 2  # nothing on the wire answers
-    IF_NO_STRANGER = 3  # another node of ours may
+    IF_NO_STRANGER = 3  # another node of the cluster may
 
 
 class LeaseStatus(Struct, frozen=True):
-    """What is known of an address now. `holder` is '' where no Lease names a node.
+    """The Leases about an address as this node has read them. `holder` is '' if no Lease names a node.
 
-    `elects`: Leases decide; `fresh`: what is known of them is what the server has. `holder_dead_s`: since the Lease of its node ran
-    out, negative while it lives. `preferred` '': no live node may announce it; a holder whose Lease is overdue counts as dead.
+    `elects`: Leases decide; `fresh`: they are as on the server. `holder_dead_s`: seconds since the Lease of its node expired,
+    negative before. `preferred` '': no live node may announce it; a holder whose Lease is overdue counts as dead.
     """
 
     eligible: bool
@@ -85,9 +85,9 @@ class Act(StrEnum):
     PROBE = "probe"
     CLAIM = "claim"  # write this node into the Lease; `claimed` takes the result
     GIVE = "give"  # write another node into it; `given` takes the result
-    ANNOUNCE = "announce"  # answer from now on, and send announcements
+    ANNOUNCE = "announce"  # start to answer, and send announcements
     REPEAT = "repeat"  # send announcements again
-    WITHDRAW = "withdraw"  # answer no longer
+    WITHDRAW = "withdraw"  # stop answering
     CONFLICT = "conflict"  # a foreign host uses the address: warn its users
     CONTESTED = "contested"  # a foreign host claims it, and this node keeps answering: warn its users
 
@@ -110,12 +110,12 @@ class VipSettings(NamedTuple):
 
 
 def is_overdue(holder_dead_s: float) -> bool:
-    """Return whether a Lease was not renewed in time, and runs out unless it is by the time that probes take."""
+    """Return whether a Lease was not renewed in time, and expires within the time that probes take."""
     return -PROBE_S - SLACK_S <= holder_dead_s < 0
 
 
 def rule(status: LeaseStatus, settings: VipSettings) -> Rule:
-    """Return whether this node may begin to answer for an address."""
+    """Return whether this node may start to answer for an address."""
     if not status.eligible:
         return Rule.NO
     if not status.elects:
@@ -143,7 +143,7 @@ class VipMachine:
         self.conflicting_mac = b""  # of a host outside the cluster that uses the address
         self.yielded_to = ""  # the node whose announcement was seen
         self.lease_status = LeaseStatus(eligible=False)
-        self._due = now  # when the phase is due next
+        self._due = now  # time of the next step of the phase
         self._probes = 0  # sent
         self._peer_answered = False
         self._announcements: list[float] = []  # when they are due
@@ -159,7 +159,7 @@ class VipMachine:
         return self.phase in ANSWERING
 
     def doubts(self, now: float) -> bool:
-        """Return whether it answers, and a node without an agent that had the address before may answer too."""
+        """Return whether it answers, and a node without an agent that announced the address before may answer too."""
         return now < self._doubts_until and self.answers
 
     def conflict_with(self, now: float) -> bytes:
@@ -175,7 +175,7 @@ class VipMachine:
         return min(*self._announcements[:1], *self._checks[:1], float("inf"), float("inf") if quiet else self._due)
 
     def step(self, now: float, status: LeaseStatus) -> Iterator[Order]:
-        """Take what is known now; yield what is to be done, in order."""
+        """Take the present status; yield the acts, in order."""
         self.lease_status = status
         match self.phase:
             case Phase.STANDBY:
@@ -204,7 +204,7 @@ class VipMachine:
             yield Order(Act.PROBE)
 
     def lapse(self, now: float) -> None:
-        """Take that the programs stopped by themselves, as the agent did not move their time on: another node may answer."""
+        """Record that the programs stopped, as the agent did not extend their time: another node may answer."""
         if self.answers:
             self._stand(now)
 
@@ -247,7 +247,7 @@ class VipMachine:
                 yield from self._claim(now, status)
 
     def _may_begin_beside(self, now: float, allowed: Rule) -> bool:
-        """Return whether this node may begin although another one of ours answers, which stops when it sees this one."""
+        """Return whether this node may start although another node of the cluster answers, which stops when it sees this one."""
         return allowed is Rule.IF_NO_STRANGER and now >= self._patient_until
 
     def _claim(self, now: float, status: LeaseStatus) -> Iterator[Order]:
@@ -258,7 +258,7 @@ class VipMachine:
             yield from self._announce(now)
 
     def claimed(self, now: float, *, done: bool) -> Iterator[Order]:
-        """Take how the writing of this node's name ended; what follows is yielded."""
+        """Take the result of writing this node's name; yield the acts that follow."""
         if self.phase is not Phase.CLAIMING:
             return
         if done:
@@ -275,7 +275,7 @@ class VipMachine:
         yield Order(Act.ANNOUNCE)
 
     def _give_unused(self, now: float, status: LeaseStatus) -> Iterator[Order]:
-        """Give away a Lease that this node cannot use: no other one takes it while this one lives."""
+        """Give away a Lease that this node cannot use: no other node takes it while this one is alive."""
         is_ours = status.elects and status.fresh and status.holder == self.settings.node
         if (
             is_ours
@@ -295,7 +295,7 @@ class VipMachine:
                 yield from self._withdraw(now)
             elif (
                 now >= self._may_give
-            ):  # the Lease was deleted, or names a node that died: it is written, while the programs answer on
+            ):  # the Lease was deleted, or names a node that died: it is written, and the programs keep answering
                 self._may_give = now + HANDOVER_RETRY_DELAY_S
                 yield Order(Act.CLAIM)
         elif status.elects and status.fresh and status.preferred not in ("", own):
@@ -307,7 +307,7 @@ class VipMachine:
             yield from self._withdraw(now)
 
     def given(self, now: float, *, done: bool) -> None:
-        """Take how the writing of another node's name ended."""
+        """Take the result of writing another node's name."""
         if self.phase is Phase.GIVING:
             self.phase, self._due = (Phase.LEAVING, now + HANDOVER_GRACE_S) if done else (Phase.ANNOUNCED, now)
 
@@ -337,7 +337,7 @@ class VipMachine:
         is_deaf = self._checked_from <= now <= max(self._checked_from + CHECK_S[-1], self._doubts_until)
         if node and (is_deaf or not holds):
             self.yielded_to = node
-            if holds:  # its agent did not see this one: it is dead, and its programs stop by then
+            if holds:  # its agent did not see this node: it is dead, and its programs stop by that time
                 self._patient_until = now + self.settings.restart_grace_s
             yield from self._withdraw(now, PROBE_RETRY_DELAY_S)
             return

@@ -1,9 +1,9 @@
 """The Leases by which nodes agree on a leader for each address: read by one watch, written when a leader changes.
 
-A node lives by `lbagent-node-NODE`, the only one that is renewed; it names the networks that the node reaches, its MAC addresses
-and the addresses that its programs do not serve (maintenance), by which the others choose where an address may go, and which answer
-on the wire is a node's. `lbagent-vip-ADDRESS`
-names the leader of an address. Every write is refused by the server if another node has written since (resourceVersion).
+A node is alive while it renews `lbagent-node-NODE`; this Lease names the networks that the node reaches, its MAC addresses and
+the addresses that its programs do not serve (maintenance). Other nodes read there which node may announce an address, and whether
+a frame is from a node. `lbagent-vip-ADDRESS` names the leader of an address, and is not renewed. The server rejects a write if
+another node has written since (resourceVersion).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ log = logging.getLogger(__name__)
 NAMESPACE = "kube-system"
 LABEL = "lbagent.io/lease"  # of our Leases: node or vip
 NETWORKS, MACS = "lbagent.io/networks", "lbagent.io/macs"  # annotations of a node's Lease, words
-WITHHELD = "lbagent.io/withheld-addresses"  # the same: those that its programs do not serve
+WITHHELD = "lbagent.io/withheld-addresses"  # the same: addresses that its programs do not serve
 ANOTHER_NODE = "another node"
 NODE_PREFIX, VIP_PREFIX = "lbagent-node-", "lbagent-vip-"
-RENEW_PARTS = 0.5  # of the duration, between two renewals: with 2 s one write a second and node
+RENEW_PARTS = 0.5  # of the duration, between two renewals: with 2 s one write per second and node
 LEASE_RETRY_DELAY_S = 0.3
 MAX_WITHHELD = 4096  # addresses in an annotation: 164 kB of the 256 kB that an object may have
-FORGET_NODE_S = 600.0  # a node's Lease that has run out for so long is deleted
+FORGET_NODE_S = 600.0  # a node's Lease is deleted so long after it expired
 
 
 class _Published(msgspec.Struct, frozen=True):
@@ -74,13 +74,13 @@ class LeaseElection:
         self._lives = NodeLives(node, duration_s)
         self._published: _Published | None = None
         self._publish = asyncio.Event()
-        self._is_written = asyncio.Event()  # the own Lease holds what was published last
+        self._is_written = asyncio.Event()  # this node's Lease holds what was published last
         self._own: Lease | None = None  # as it was written last
         self._annotations: dict[str, dict[str, str]] = {}  # of nodes
         self._networks: dict[str, tuple[str, ...]] = {}
         self._withheld: dict[str, frozenset[str]] = {}
         self._nodes_by_mac: dict[bytes, str] = {}
-        self._reaching: dict[bytes, frozenset[str]] = {}  # of the nodes that live
+        self._reaching: dict[bytes, frozenset[str]] = {}  # of live nodes
         self._alive: frozenset[str] = frozenset()
         self._alive_at = float("nan")  # when that was found
         self._failure = ""
@@ -90,11 +90,11 @@ class LeaseElection:
     # --- what is known ---
 
     def is_fresh(self, now: float) -> bool:
-        """Return whether what is known is what the server has."""
+        """Return whether the Leases read are as on the server."""
         return self._lives.is_fresh(now)
 
     def dead_s(self, node: str, now: float) -> float:
-        """Return for how long a node's Lease has run out; negative while it lives."""
+        """Return how long ago a node's Lease expired; negative while it is valid."""
         return self._lives.dead_s(node, now)
 
     def state(self, now: float) -> tuple[object, ...]:
@@ -102,7 +102,7 @@ class LeaseElection:
         return self.is_fresh(now), self._lives.state(now, is_overdue), self._changes
 
     def next_end(self, now: float, before_s: float) -> float:
-        """Return when a node's Lease runs out next, or is `before_s` from that, unless it is renewed."""
+        """Return when a node's Lease expires next, or is `before_s` from that, unless it is renewed."""
         return self._lives.next_end(now, before_s)
 
     def holder(self, address: bytes) -> str:
@@ -110,7 +110,7 @@ class LeaseElection:
         return _holder(self._cache.lease(f"{NAMESPACE}/{vip_lease(address)}"))
 
     def nodes_reaching(self, address: bytes, now: float) -> frozenset[str]:
-        """Return the live nodes that reach the network of an address, and do not withhold it."""
+        """Return the live nodes that reach the network of an address and do not withhold it."""
         if now != self._alive_at:  # all addresses are decided at one moment
             self._alive_at, alive = now, frozenset(self._lives.alive(now))
             if alive != self._alive:
@@ -128,24 +128,24 @@ class LeaseElection:
         )
 
     def node_of(self, mac: bytes) -> str:
-        """Return the other node that has a MAC address, '' for a foreign host's; until the Leases are read any host may be one."""
+        """Return the other node that has a MAC address, '' for a foreign host; until the Leases are read any host may be a node."""
         return self._nodes_by_mac.get(mac, "" if self._annotations else ANOTHER_NODE)
 
     def is_alive(self, mac: bytes, now: float) -> bool:
-        """Return whether the other node that has a MAC address lives."""
+        """Return whether the other node that has a MAC address is alive."""
         node = self._nodes_by_mac.get(mac, "")
         return bool(node) and self.dead_s(node, now) < 0
 
     @property
     def failure(self) -> str:
-        """What stands in the way now, '' when nothing does."""
+        """The present failure, '' for none."""
         unread = self._reflector.failure
         return self._failure or (str(unread.message) if unread else "")
 
     # --- writing ---
 
     def publish(self, networks: Iterable[str], macs: Iterable[bytes], withheld: Iterable[bytes] = ()) -> None:
-        """Publish what this node reaches, and the addresses that its programs do not serve; it lives by the first call."""
+        """Publish what this node reaches, and the addresses that its programs do not serve; the first call makes it alive."""
         words = _Published(
             " ".join(sorted(networks)),
             " ".join(sorted(mac.hex(":") for mac in macs)),
@@ -157,13 +157,13 @@ class LeaseElection:
             self._publish.set()
 
     async def until_published(self) -> None:
-        """Return when the own Lease holds what was published last, or after the duration of a Lease."""
+        """Wait until this node's Lease holds what was published last, at most for the duration of a Lease."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.duration_s):
                 await self._is_written.wait()
 
     async def write_holder(self, address: bytes, node: str) -> bool:
-        """Name a node as the leader of an address; return whether that is written. No failure raises."""
+        """Name a node as the leader of an address; return whether that is written. Raises nothing."""
         name = vip_lease(address)
         lease = self._cache.lease(f"{NAMESPACE}/{name}")
         try:
@@ -181,19 +181,19 @@ class LeaseElection:
         return True
 
     async def forget(self, address: bytes) -> None:
-        """Delete the Lease of an address that is announced no more. No failure raises."""
+        """Delete the Lease of an address that is not announced any more. Raises nothing."""
         await self.remove(vip_lease(address))
 
     async def remove(self, name: str) -> None:
-        """Delete a Lease. No failure raises."""
+        """Delete a Lease. Raises nothing."""
         with contextlib.suppress(LbError, TimeoutError):
             async with asyncio.timeout(self.duration_s):
                 await self._client.delete(f"{self._leases.path}/{name}", silence_s=self.duration_s)
 
     def leftovers(self, wanted: Collection[bytes], now: float, grace_s: float) -> list[str]:
-        """Return the Leases that this node has to delete in place of one that died: of addresses that are not wanted, and its own.
+        """Return the Leases that this node must delete for a dead node: of addresses that are not announced, and the node's own.
 
-        Their holders have been dead for `grace_s`, nodes for FORGET_NODE_S; a node that comes back makes its own again.
+        Their holders have been dead for `grace_s`, nodes for FORGET_NODE_S; a node that returns creates its Lease again.
         """
         names, alive = {vip_lease(address) for address in wanted}, frozenset(self._lives.alive(now))
         found = (key.rpartition("/")[2] for key in self._cache.keys)
@@ -207,7 +207,7 @@ class LeaseElection:
         return name.startswith(VIP_PREFIX) and bool(lease) and self.dead_s(_holder(lease), now) >= grace_s
 
     def _absorb(self, raw: bytes) -> None:
-        """Take the server's answer; the watch brings it later."""
+        """Store the server's answer; the watch delivers it later."""
         change = self._cache.put(raw, metadata_of(raw))
         if change is not None:
             self._take([change])
@@ -215,7 +215,7 @@ class LeaseElection:
     # --- running ---
 
     async def run(self) -> None:
-        """Follow the Leases and renew the own one until cancelled."""
+        """Watch the Leases and renew this node's own until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._reflector.run())
@@ -236,7 +236,7 @@ class LeaseElection:
 
     async def _renew_once(self) -> bool:
         try:
-            await self._client.connect()  # it takes seconds the first time
+            await self._client.connect()  # the first time takes seconds
             async with asyncio.timeout(self.duration_s):
                 await self._write_own()
         except (LbError, TimeoutError) as error:
@@ -321,13 +321,13 @@ def _macs(words: Collection[str]) -> list[bytes]:
 
 @functools.lru_cache(maxsize=4096)
 def vip_lease(address: bytes) -> str:
-    """Return the name of an address's Lease: IPv6 written out, dashes for colons."""
+    """Return the name of an address's Lease: IPv6 in full, dashes for colons."""
     return VIP_PREFIX + ip_address(format_ip(address)).exploded.replace(":", "-")
 
 
 @functools.lru_cache(maxsize=4096)
 def vip_of_lease(name: str) -> bytes:
-    """Return the address of which a Lease names the leader, b'' for another Lease."""
+    """Return the address whose leader a Lease names, b'' for another Lease."""
     head, found, text = name.partition(VIP_PREFIX)
     with contextlib.suppress(ValueError):
         return parse_ip(text.replace("-", ":")) if found and not head else b""

@@ -1,8 +1,8 @@
-"""Which nodes live, by when their Leases were seen to change; and whether what is seen is what the server has. Pure.
+"""Which nodes are alive, by when changes of their Leases were seen; and whether the view is as on the server. Pure.
 
-Clocks of nodes are not compared: a Lease runs out when it has not changed for its own duration, by the clock of the node that
-looks (as client-go's leaderelection). A node sees nothing change while the server is away. So it looks at its own Lease: while
-that one is not seen to change, nothing is known of the others; and when it is again, they are given a whole duration.
+Clocks of nodes are not compared: a Lease expires when it has not changed for its own duration, by the clock of the reader (as
+in client-go's leaderelection). A node sees no change while the server does not answer. So it watches its own Lease too: while no
+change of that one arrives, the state of the others is unknown; when one arrives again, they get a full duration.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from msgspec import Struct
 
 
 class _Life(Struct):
-    renewed: str  # the Lease's own time, only compared
+    renewed: str  # the Lease's renewTime, only compared for equality
     duration_s: float
     seen_at: float
 
 
 class NodeLives:
-    """When each node's Lease was seen to change. `now` is seconds of one steady clock."""
+    """When the last change of each node's Lease was seen. `now` is seconds of one steady clock."""
 
     def __init__(self, own: str, duration_s: float) -> None:
         self._own, self._duration_s = own, duration_s
@@ -27,7 +27,7 @@ class NodeLives:
         self._fresh_since = float("inf")
 
     def see(self, node: str, renewed: str, duration_s: float, now: float) -> None:
-        """Take the current Lease of a node."""
+        """Record the current Lease of a node."""
         life = self._lives.get(node)
         if life is not None and life.renewed == renewed:
             return
@@ -36,30 +36,30 @@ class NodeLives:
         self._lives[node] = _Life(renewed, duration_s, now)
 
     def forget(self, node: str) -> None:
-        """Take that a node has no Lease any more."""
+        """Record that a node has no Lease any more."""
         self._lives.pop(node, None)
 
     def is_fresh(self, now: float) -> bool:
-        """Return whether the own Lease is seen to change: the server answers and sends changes."""
+        """Return whether changes of this node's Lease arrive: the server answers and sends changes."""
         own = self._lives.get(self._own)
         return own is not None and now - own.seen_at < own.duration_s
 
     def dead_s(self, node: str, now: float) -> float:
-        """Return for how long the Lease of a node has run out, negative while it lives. One without counts from the beginning."""
+        """Return how long ago the Lease of a node expired, negative while it is valid. A node without one counts from the start."""
         life = self._lives.get(node)
         seen_at = max(life.seen_at, self._fresh_since) if life else self._fresh_since
         return now - seen_at - (life.duration_s if life else self._duration_s)
 
     def next_end(self, now: float, before_s: float) -> float:
-        """Return when the next Lease runs out, or is `before_s` from that, if it is not seen to change; inf for none."""
+        """Return when the next Lease expires, or is `before_s` from that, if no change arrives; inf for none."""
         ends = (now - self.dead_s(node, now) for node in self._lives if node != self._own)
         return min((at for end in ends for at in (end - before_s, end) if at > now), default=float("inf"))
 
     def state(self, now: float, is_overdue: Callable[[float], bool]) -> frozenset[tuple[str, bool]]:
-        """Return the nodes that live, each with whether its Lease is overdue."""
+        """Return the live nodes, each with whether its Lease is overdue."""
         dead_s = ((node, self.dead_s(node, now)) for node in self._lives)
         return frozenset((node, is_overdue(since)) for node, since in dead_s if since < 0)
 
     def alive(self, now: float) -> Iterator[str]:
-        """Iterate over the nodes whose Leases have not run out."""
+        """Iterate over the nodes whose Leases have not expired."""
         return (node for node in self._lives if self.dead_s(node, now) < 0)

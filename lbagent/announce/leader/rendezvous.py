@@ -1,4 +1,4 @@
-"""Which node leads for an address: rendezvous hashing, so that a node that goes or comes moves only its own share. Pure.
+"""Which node leads for an address: rendezvous hashing, so that a node that joins or leaves moves only its own share. Pure.
 
 Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998).
 """
@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 
 def preferred_node(address: bytes, nodes: Collection[str]) -> str:
-    """Return the node that leads among those that may; '' where there is none. Nodes with the same list agree."""
+    """Return the leader among these nodes; '' if there are none. Nodes with the same list agree."""
     return max(nodes, key=lambda node: (_score(address, node), node), default="")
 
 

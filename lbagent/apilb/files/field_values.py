@@ -1,6 +1,6 @@
 """The allowed values of single fields of a pool file (pure). Each check raises ValueError with one sentence.
 
-Nothing that passes can end a word or a line of haproxy.cfg: no blanks, quotes, backslashes, `#`, `$` or control characters.
+An accepted value cannot end a word or a line of haproxy.cfg: no blanks, quotes, backslashes, `#`, `$` or control characters.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HostPort(NamedTuple):
 
     @property
     def is_ip(self) -> bool:
-        """Whether the host is an address and needs no resolver."""
+        """Whether the host is an address, so that no resolver is needed."""
         return _is_ip(self.host)
 
     def __str__(self) -> str:
@@ -48,76 +48,78 @@ def parse_server(text: str) -> HostPort:
     """Return the host and port of `HOST[:PORT]`, `[ADDRESS]:PORT` or an IPv6 address."""
     found = _split(text)
     if found is None or not _is_host(found.host):
-        raise ValueError(f"{shown(text)} is no HOST[:PORT]")
+        raise ValueError(f"{shown(text)} is not HOST[:PORT]")
     return found
 
 
 def parse_bind(text: str) -> HostPort:
-    """Return the address and port of a bind; `*` and no address at all are 0.0.0.0, as HAProxy has it."""
+    """Return the address and port of a bind; `*` and a missing address are 0.0.0.0, as in HAProxy."""
     found = _split(f"*{text}" if text.startswith(":") else text)
     if found is None or not found.port or not (found.host == "*" or _is_host(found.host)):
-        raise ValueError(f"{shown(text)} is no ADDRESS:PORT")
+        raise ValueError(f"{shown(text)} is not ADDRESS:PORT")
     return found._replace(host="0.0.0.0") if found.host == "*" else found  # noqa: S104 - the operator sets it
 
 
 def check_address(text: str) -> None:
-    """Check the address of a host that ssh goes to."""
+    """Check the address of an ssh server."""
     if not _is_host(text):
-        raise ValueError(f"{shown(text)} is neither an address nor a host's name")
+        raise ValueError(f"{shown(text)} is neither an address nor a host name")
 
 
 def check_name(text: str) -> None:
     """Check the name of a container."""
     if not _NAME.fullmatch(text):
         raise ValueError(
-            f"{shown(text)} is no name of a container: letters, digits, and after the first one also _ . -"
+            f"{shown(text)} is not a container name: letters, digits, and after the first character also _ . -"
         )
 
 
 def check_image(text: str) -> None:
     """Check the reference of an image."""
     if not _IMAGE.fullmatch(text):
-        raise ValueError(f"{shown(text)} is no image")
+        raise ValueError(f"{shown(text)} is not an image reference")
 
 
 def check_file(text: str) -> None:
     """Check the path of a file on a host."""
     if not _PATH.fullmatch(text):
-        raise ValueError(f"{shown(text)} is no absolute path without blanks and quotes")
+        raise ValueError(f"{shown(text)} is not an absolute path without blanks and quotes")
     if text.endswith("/"):
-        raise ValueError(f"{shown(text)} is a folder; the path of a file is wanted")
+        raise ValueError(f"{shown(text)} is a folder; give the path of a file")
 
 
 def check_config_path(text: str) -> None:
     """Check the path of a file whose folder is given to a container."""
     check_file(text)
     if posixpath.dirname(posixpath.normpath(text)) in ("/", "//"):
-        raise ValueError(f"{shown(text)} is in the root folder; a folder is wanted that a container may see")
+        raise ValueError(
+            f"{shown(text)} is in the root folder; give a file in a folder that can be mounted into a container"
+        )
 
 
 def check_docker_host(text: str) -> None:
-    """Check where a container runtime listens."""
+    """Check the address of a container runtime's socket."""
     path = text.removeprefix("unix://")
     if path == text or not _PATH.fullmatch(path):
-        raise ValueError(f"{shown(text)} is no unix:///PATH")
+        raise ValueError(f"{shown(text)} is not unix:///PATH")
 
 
 def check_url_path(text: str) -> None:
     """Check the path of a health check."""
     if not _URL_PATH.fullmatch(text):
-        raise ValueError(f"{shown(text)} is no path like /healthz")
+        raise ValueError(f"{shown(text)} is not a path like /healthz")
 
 
 def check_host_header(text: str) -> None:
     """Check the Host header of a health check."""
     if not _HOST_HEADER.fullmatch(text):
-        raise ValueError(f"{shown(text)} is no name of a host")
+        raise ValueError(f"{shown(text)} is not a host name")
 
 
 def check_word(text: str) -> None:
     """Check an argument of a command."""
     if not text or "\0" in text:
-        raise ValueError("an argument is empty, or has a NUL")
+        raise ValueError("an argument is empty, or contains a NUL")
 
 
 def check_private_key(text: str) -> None:
@@ -130,7 +132,7 @@ def check_private_key(text: str) -> None:
             return
     except (binascii.Error, ValueError):
         pass
-    raise ValueError("it is no private key in PEM: -----BEGIN ... PRIVATE KEY----- and what follows")
+    raise ValueError("it is not a private key in PEM: -----BEGIN ... PRIVATE KEY----- and what follows")
 
 
 def check_host_key(text: str) -> None:
@@ -141,11 +143,11 @@ def check_host_key(text: str) -> None:
             return  # RFC 4253 6.6: the key begins with its type
     except (binascii.Error, ValueError):
         pass
-    raise ValueError(f"{shown(text)} is no host key like 'ssh-ed25519 AAAA...'")
+    raise ValueError(f"{shown(text)} is not a host key like 'ssh-ed25519 AAAA...'")
 
 
 def _split(text: str) -> HostPort | None:
-    """Return host and port; None when the port is none, or brackets do not fit."""
+    """Return host and port; None for an invalid port or unbalanced brackets."""
     if _is_ip(text):
         return HostPort(text, 0)
     host, colon, port = text.rpartition(":")
@@ -177,5 +179,5 @@ def _is_ip(text: str) -> bool:
 def _is_host(text: str) -> bool:
     if _is_ip(text):
         return True
-    numeric = text.rpartition(".")[2].isdecimal()  # 10.0.0.256 is a mistaken address, no name
+    numeric = text.rpartition(".")[2].isdecimal()  # 10.0.0.256 is a wrong address, not a name
     return len(text) <= _MAX_HOST and bool(_HOST.fullmatch(text)) and not numeric

@@ -1,4 +1,4 @@
-"""How hosts of the state are logged in to: no secret is in a state, so the pool files' are taken (pure)."""
+"""The access to hosts of the state: a state has no secrets, so those of the pool files are used (pure)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ def with_log_in(
         return replace(recorded, ssh=same_host[0].ssh)
     settings = explicit_values(pools[recorded.pool]) if recorded.pool in pools else {}
     settings.pop("address", None)
-    if any(getattr(recorded.ssh, key) for key in _LOG_IN):  # the seed's state has them, ours a key's file
+    if any(
+        getattr(recorded.ssh, key) for key in _LOG_IN
+    ):  # the seed's state has secrets, lbagent's has the path of a key file
         settings = {key: value for key, value in settings.items() if key not in _LOG_IN}
     return replace(recorded, ssh=replace(recorded.ssh, **settings))
 
 
 def is_same_host(ssh: SshAccess, other: SshAccess) -> bool:
-    """Return whether two ways lead to one host: the user may differ, and the rest of the way."""
+    """Return whether two kinds of access are to one host: user, port and keys may differ."""
     return (ssh.address, ssh.port) == (other.address, other.port)

@@ -1,4 +1,4 @@
-"""Several YAML files that are one document together: config.yaml and state.yaml; and where a field of it stands."""
+"""Several YAML files that form one document: config.yaml and state.yaml; and the line of each field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ONE_LINE = Lines(1, {})
 
 
 class PoolFaults(ConfigError):
-    """All that is wrong with pool files, one fault a line."""
+    """All errors of pool files, one per line."""
 
     def __init__(self, faults: Sequence[Message]) -> None:
         super().__init__("\n".join(map(str, faults)))
@@ -28,7 +28,7 @@ class PoolFaults(ConfigError):
 
 
 class PoolDocument:
-    """The values of all files, and what was found wrong with them."""
+    """The values of all files, and their errors."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -39,7 +39,7 @@ class PoolDocument:
         self._lines: dict[str, Lines] = {}  # file -> lines of its values
 
     def add(self, path: str, *, any_file: bool = False) -> None:
-        """Read a file, `-` for stdin; what is wrong with it is in `faults`. Only regular files are read, unless `any_file`."""
+        """Read a file, `-` for stdin; errors are in `faults`. Only regular files are read, unless `any_file`."""
         name = STDIN_NAME if path == STDIN else path
         try:
             text = decode_text(_stdin(), name) if path == STDIN else read_text(path, any_file=any_file)
@@ -71,17 +71,17 @@ class PoolDocument:
         for key, item in value.items():
             if key in self.values:
                 line = yamldoc.find_line(self._lines[path], (key,))
-                problem = f"it is given in {self._file_of[key]} already; all files are one document"
+                problem = f"{self._file_of[key]} has it already; all files are one document"
                 self.faults.append(Message(problem, field=key, file=path, line=line))
             else:
                 self.values[key], self._file_of[key] = item, path
 
     def fault(self, at: FieldPath, problem: str) -> None:
-        """Note a fault of a field; the line is the field's, or that of the nearest thing around it."""
+        """Record an error of a field; the line is the field's, or that of the nearest enclosing value."""
         self.faults.append(self.message(at, problem))
 
     def warn(self, at: FieldPath, problem: str) -> None:
-        """Note something that does not act."""
+        """Record a warning: something that has no effect."""
         self.warnings.append(self.message(at, problem, warning=True))
 
     def message(self, at: FieldPath, problem: str, *, warning: bool = False) -> Message:
@@ -92,7 +92,7 @@ class PoolDocument:
         return Message(problem, field=path_text(at), file=path, line=line, warning=warning)
 
     def raise_faults(self) -> None:
-        """Raise PoolFaults when there is a fault: all of them, in the order of files and lines."""
+        """Raise PoolFaults with all errors, in the order of files and lines, if there are any."""
         if self.faults:
             raise PoolFaults(in_file_order([*self.faults, *self.warnings], self.files))
 
@@ -106,7 +106,7 @@ def in_file_order(messages: Iterable[Message], files: Sequence[str]) -> list[Mes
 
 
 def same_file(path: str, other: str) -> bool:
-    """Return whether two names are of one file."""
+    """Return whether two paths are of one file."""
     return STDIN not in (path, other) and os.path.realpath(path) == os.path.realpath(other)
 
 

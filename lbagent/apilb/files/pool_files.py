@@ -1,6 +1,6 @@
-"""Reads pool files: the instances after inheritance and defaults, the recorded ones of the state, and all faults at once.
+"""Reads pool files: the instances after inheritance and defaults, the recorded ones of the state, and all errors at once.
 
-Source: flexkube's apiloadbalancer (behaviour and texts of its faults); --strict, --mode and the faults of values are ours.
+Source: flexkube's apiloadbalancer (behaviour and texts of its errors); --strict, --mode and the checks of values are lbagent's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PoolFiles(Struct, frozen=True, kw_only=True):
     instances: tuple[Instance, ...] = ()
     deployed: Deployed = Deployed()
     warnings: tuple[Message, ...] = ()
-    one_pool: bool = False  # the pool is the top of the document, and its state too
+    one_pool: bool = False  # the top level of the document is the pool, and its state
 
 
 def read_pool_files(
@@ -41,11 +41,11 @@ def read_pool_files(
     environ: Mapping[str, str] = os.environ,
     any_file: bool = False,
 ) -> PoolFiles:
-    """Read files that are one document together, `-` for stdin. Raises PoolFaults, a ConfigError.
+    """Read files that form one document, `-` for stdin. Raises PoolFaults, a ConfigError.
 
-    What is deployed is read from `state_path` where that file is there, else from the document. `strict` makes faults of
-    unknown keys; `mode` overrides the files; without SSH_AUTH_SOCK in `environ` ssh needs a password or a key. Of `paths` only
-    regular files are read, unless `any_file`.
+    The state is read from `state_path` if that file exists, else from the document. With `strict` unknown keys are errors; `mode`
+    overrides the files; without SSH_AUTH_SOCK in `environ` ssh needs a password or a key. Of `paths` only regular files are
+    read, unless `any_file`.
     """
     document = PoolDocument()
     for path in paths:
@@ -65,7 +65,7 @@ def default_state_path(paths: Sequence[str]) -> str:
 def _read(
     document: PoolDocument, state: PoolDocument, *, strict: bool, mode: Mode | None, environ: Mapping[str, str]
 ) -> PoolFiles:
-    if document.faults or state.faults:  # without all values every further fault is a guess
+    if document.faults or state.faults:  # without all values further errors would be guesses
         document.faults += state.faults
         document.raise_faults()
     reader = PoolReader(document, mode=mode, can_ask_agent=bool(environ.get("SSH_AUTH_SOCK")))
@@ -93,12 +93,12 @@ def _read(
 
 
 def _deployed(document: PoolDocument, top: Section, state: PoolDocument) -> Deployed:
-    """Return what is deployed: the state file overrides the other files."""
+    """Return the deployed instances: the state file overrides the other files."""
     separate = Section(state, state.values, ())
     newer, given = separate.section(STATE), top.section(STATE)
     separate.note_unknown_keys()
     if newer and given:
-        document.warn((STATE,), f"ignored: {state.files[0]} is there, and is the newer one")
+        document.warn((STATE,), f"ignored: {state.files[0]} exists and overrides it")
     found = newer or given
     return read_state(found, DEFAULT_POOL) if found else Deployed()
 
@@ -112,6 +112,6 @@ def _read_pools(reader: PoolReader, top: Section) -> tuple[str, ...]:
             reader.pool(name, section)
         return pools.keys()
     if not set(top.keys()) - {STATE} and (reader.deployed.recorded or reader.state_is_faulty):
-        return ()  # every pool is gone from the files
+        return ()  # the files have no pool any more
     reader.pool(DEFAULT_POOL, top)
     return (DEFAULT_POOL,)

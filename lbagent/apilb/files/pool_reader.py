@@ -1,4 +1,4 @@
-"""Reads pools, one after the other, into instances; notes what is missing in them, and what two of them share."""
+"""Reads pools, one after the other, into instances; records missing fields, and names, paths and binds that two of them share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lbagent.apilb.instance import DEFAULT_NAME, DIRECT, Instance, Mode, SshAcce
 from lbagent.probes.probe_spec import ProbeSpec
 from lbagent.textfile.field_path import FieldPath, path_text
 
-DEFAULT_POOL = "default"  # the pool that is the top of a document has no name there
+DEFAULT_POOL = "default"  # a pool at the top level of a document has no name
 INSTANCES = "apiLoadBalancers"
 NO_INSTANCES = "at least one load balancer must be defined if state is empty"
 NO_SERVERS = "at least one server must be set"
@@ -42,7 +42,7 @@ class PoolReader:
         self.document = document
         self.instances: list[Instance] = []
         self.deployed = Deployed()
-        self.state_is_faulty = False  # whether a pool is in it is not known then
+        self.state_is_faulty = False  # then it is unknown whether a pool is in it
         self.ssh: dict[str, SshSettings] = {}
         self._mode, self._can_ask_agent = mode, can_ask_agent
         self._places: list[FieldPath] = []  # of the instances
@@ -87,13 +87,13 @@ class PoolReader:
             section.fault("bindAddress", NO_BIND)
         if settings.bind_address and mode is Mode.NATIVE and not parse_bind(settings.bind_address).is_ip:
             where = section if "bindAddress" in section else around
-            where.fault("bindAddress", f"{settings.bind_address!r}: native mode needs an address, no name")
+            where.fault("bindAddress", f"{settings.bind_address!r}: native mode needs an address, not a name")
         if settings.servers and settings.bind_address and (ssh or direct):
             self.instances.append(_made(pool, settings, ssh, mode))
             self._places.append(section.at)
 
     def _host(self, section: Section, pools: SshSettings | None) -> tuple[SshAccess | None, bool]:
-        """Return how the host is reached, and whether it is this one; neither when it is wrong."""
+        """Return the access to the host, and whether it is this one; neither for an invalid value."""
         host = section.section("host")
         direct, own = (host.section("direct"), host.section("ssh")) if host else (None, None)
         if direct:
@@ -120,7 +120,7 @@ class PoolReader:
         return SshAccess(**explicit_values(settings))
 
     def note_duplicates(self) -> None:
-        """Note each name, path and bind that two instances of a host share."""
+        """Record each name, path and bind that two instances of a host share."""
         seen: dict[tuple[Hashable, ...], FieldPath] = {}
         for instance, at in zip(self.instances, self._places, strict=True):
             host = (instance.ssh.address, instance.ssh.port) if instance.ssh else DIRECT

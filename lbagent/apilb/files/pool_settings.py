@@ -1,4 +1,4 @@
-"""The keys that a pool shares with its instances: how an instance inherits them, and their defaults."""
+"""The keys that a pool and its instances have: inheritance and defaults."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CheckSettings(Struct, frozen=True, kw_only=True):
 
 
 class InheritedSettings(Struct, frozen=True, kw_only=True):
-    """The keys that a pool and an instance share; None: not given."""
+    """The keys that a pool and an instance have; None: not given."""
 
     name: str | None = None
     image: str | None = None
@@ -74,7 +74,7 @@ def explicit_values(settings: Struct) -> dict[str, Any]:
 
 
 def inherited(own: S | None, pools: S | None) -> S | None:
-    """Return the values of an instance, and field by field those of its pool where the instance has none."""
+    """Return the values of an instance; for each missing field that of its pool."""
     if own is None or pools is None:
         return own or pools
     return msgspec.structs.replace(pools, **explicit_values(own))
@@ -102,7 +102,9 @@ def read_ssh(section: Section) -> SshSettings:
     found = SshSettings(
         address=section.text("address", field_values.check_address),
         user=section.text("user", field_values.check_word),
-        port=section.number("port", 1, 65535) if section.value("port") != 0 else None,  # 0 is Go's word for nothing
+        port=section.number("port", 1, 65535)
+        if section.value("port") != 0
+        else None,  # 0 is Go's zero value: not given
         password=section.secret("password"),
         private_key=section.secret("privateKey", field_values.check_private_key),
         private_key_file=section.text("privateKeyFile"),

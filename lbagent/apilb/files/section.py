@@ -1,4 +1,4 @@
-"""One mapping of a pool document, read field by field: what is wrong is noted and reads as not given."""
+"""One mapping of a pool document, read field by field: an error is recorded, and the field counts as not given."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class Section:
         return tuple(self._values)
 
     def is_faulty(self, key: str) -> bool:
-        """Return whether a fault of a field has been noted."""
+        """Return whether an error of a field is recorded."""
         return key in self._faulty
 
     def value(self, key: str) -> Any:
-        """Return a field as it is."""
+        """Return the raw value of a field."""
         self._asked[key] = None
         return self._values.get(key)
 
     def fault(self, key: str, problem: str) -> None:
-        """Note what is wrong with a field."""
+        """Record an error of a field."""
         self._fault((key,), problem)
 
     def _fault(self, key: FieldPath, problem: str) -> None:
@@ -56,7 +56,7 @@ class Section:
         self._document.fault((*self.at, *key), problem)
 
     def text(self, key: str, check: Check | None = None) -> str | None:
-        """Return a text that `check` lets pass."""
+        """Return a text that `check` accepts."""
         value = self.value(key)
         if value is None or value == "":
             return None
@@ -76,7 +76,7 @@ class Section:
         return Secret(value) if self._passes(value, (key,), check) else None
 
     def words(self, key: str, check: Check | None = None) -> tuple[str, ...] | None:
-        """Return a list of texts that `check` lets pass."""
+        """Return a list of texts that `check` accepts."""
         value = self.value(key)
         if value is None:
             return None

@@ -1,7 +1,7 @@
-"""The state file: what was deployed where, keyed by pool and name. No secret is in it.
+"""The state file: the deployed instances and their hosts, keyed by pool and name. It has no secrets.
 
-Its shape is the seed's (a container, its host and its files an entry), so that one reader reads both; the seed's entries are
-keyed by index, ours by name. `version` is written last: a file without it that has our keys was cut off.
+Its form is the seed's (an entry has a container, its host and its files), so that one reader reads both; the seed's entries are
+keyed by index, lbagent's by name. `version` is written last: a file with lbagent's keys and without a version is truncated.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ class Deployed(Struct, frozen=True, kw_only=True):
 
 
 def read_state(section: Section, default_pool: str) -> Deployed:
-    """Read `state`: of several pools under apiLoadBalancerPools, else of the one pool that is the top of the file."""
+    """Read `state`: of several pools under apiLoadBalancerPools, else of the one pool at the top level of the file."""
     version = section.value("version")
     is_ours = isinstance(version, int)
     if is_ours and version != VERSION:
-        section.fault("version", f"{version} is of another lbagent; this one reads {VERSION}, and changes nothing here")
+        section.fault(
+            "version", f"another lbagent wrote version {version}; this one reads {VERSION}, and changes nothing here"
+        )
         return Deployed()
     pools = section.section(POOLS)
     if pools is None:
@@ -55,7 +57,7 @@ def read_state(section: Section, default_pool: str) -> Deployed:
 
 
 def read_state_of_pool(section: Section, pool: str) -> tuple[RecordedInstance, ...]:
-    """Read the `state` that stands in a pool of several."""
+    """Read the `state` inside one of several pools."""
     complete = "version" in section
     section.value("version")
     names = [key for key in section.keys() if key != "version"]  # noqa: SIM118
@@ -66,11 +68,11 @@ def _entries(section: Section, keys: Iterable[str], pool: str, *, complete: bool
     found = []
     for key in keys:
         if not complete and not _INDEX.fullmatch(key):
-            section.fault(key, "the state ends before its version: it is cut off; take a copy that is whole")
+            section.fault(key, "the state ends before its version: it is truncated; restore a complete copy")
             return []
         entry = section.section(key) or section
         if entry is section:
-            section.fault(key, "it is empty; the entry of an instance is wanted")
+            section.fault(key, "it is empty; it must have the entry of an instance")
         elif recorded := _entry(entry, pool):
             found.append(recorded)
     return found
@@ -111,13 +113,13 @@ def _access(section: Section) -> SshAccess | None:
 
 
 def _mounted(config: Section) -> str:
-    """Return the path of a file that was gone when the state was written."""
+    """Return the path of a file that did not exist when the state was written."""
     mounts = config.sections("mounts")
     return (mounts[0].text("source") or "") if mounts else ""
 
 
 def state_text(deployed: Deployed, *, one_pool: bool) -> str:
-    """Return the text of a state file. `one_pool`: the pool is the top of its file, and so is its state."""
+    """Return the text of a state file. `one_pool`: the pool and its state are at the top level of the file."""
     pools: dict[str, dict[str, Any]] = {}
     names = Counter((each.pool, each.name) for each in deployed.recorded)
     for each in deployed.recorded:
@@ -146,7 +148,7 @@ def _entry_values(recorded: RecordedInstance) -> dict[str, Any]:
 
 
 def _ssh_values(ssh: SshAccess) -> dict[str, Any]:
-    """Return how a host is reached: names of files, no password and no key."""
+    """Return the access to a host: names of files, without passwords and keys."""
     optional = {
         "privateKeyFile": ssh.private_key_file,
         "hostKey": ssh.host_key,
@@ -165,7 +167,7 @@ def _ssh_values(ssh: SshAccess) -> dict[str, Any]:
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Writes texts of several lines as blocks, and quotes what YAML 1.2 takes for a number (12e4: an id may say that)."""
+    """Writes texts of several lines as blocks, and quotes a text that is a number in YAML 1.2 (an id such as 12e4)."""
 
 
 def _text(dumper: Any, text: str) -> Any:

@@ -1,4 +1,4 @@
-"""One `apply` or `destroy` at a time on one state: an flock on a file beside it, which ends with the process, however that dies."""
+"""One `apply` or `destroy` at a time on one state: an flock on a file beside it, which ends with the process in any case."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SUFFIX = ".lock"
 
 @contextlib.contextmanager
 def state_locked(state_path: str) -> Iterator[None]:
-    """Hold the lock; take it before the state is read. Raises Refused, naming its file and the process that has it.
+    """Hold the lock; take it before the state is read. Raises Refused with its file and the process that holds it.
 
-    Where no file can be made the state cannot be written either, which is reported before any step: no lock is needed.
+    If no file can be created, the state cannot be written either, which is reported before any step: no lock is needed.
     """
-    path = os.path.realpath(state_path) + SUFFIX  # a state that is a link is locked where it is
+    path = os.path.realpath(state_path) + SUFFIX  # of a symbolic link the target is locked
     handle = _taken(path)
     try:
         yield
@@ -31,7 +31,7 @@ def state_locked(state_path: str) -> Iterator[None]:
 
 
 def _taken(path: str) -> int:
-    """Return the descriptor of the locked file; -1 where none can be made."""
+    """Return the descriptor of the locked file; -1 if none can be created."""
     while True:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -46,11 +46,11 @@ def _taken(path: str) -> int:
             os.close(handle)
             who = f"pid {pid}" if pid else "another process"
             raise Refused(
-                f"{path} is locked by {who}, which changes the same hosts; nothing was changed; try again when it has ended"
+                f"{path} is locked by {who}, which changes the same hosts; nothing was changed; retry when it has ended"
             ) from None
         if _is_at(handle, path):
             return handle
-        os.close(handle)  # the process that had it has removed it meanwhile
+        os.close(handle)  # its holder removed it in the meantime
 
 
 def _is_at(handle: int, path: str) -> bool:

@@ -1,4 +1,4 @@
-"""Hosts and their container runtimes: what they have, and the steps that change them. Hosts are reached directly or by ssh.
+"""Reads hosts and their container runtimes, and executes the steps that change them, on this host or by ssh.
 
 Import the names below: `observe` and `server_health` read, `carry_out` and `carry_out_all` change. A runtime is Docker's or
 podman's service. Which steps are needed is not here (`apilb/instance_plan.py`).

@@ -1,7 +1,7 @@
 """The containers of one host, by Docker's API (v1.38) over a unix socket: dockerd and podman's service.
 
-The library's calls wait, so each has a thread for a while. Whatever they raise is an error of ours, with host and container.
-Differences: a taken name is 409 of Docker and 500 of podman; a missing container is 404 of both.
+The library's calls block, so each runs in a thread. Its exceptions become LbErrors with host and container.
+Differences: for a name in use Docker returns 409 and podman 500; for a missing container both return 404.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from lbagent.errors import ConfigError, HostUnreachable, LbError, NotFound, Refu
 
 T = TypeVar("T")
 API_VERSION = "1.38"
-ANSWER_S = 15  # until a socket counts as no runtime
+ANSWER_S = 15  # timeout of the first answer of a runtime
 STOP_S = 30  # from SIGTERM to SIGKILL (flexkube's)
-WORK_S = STOP_S + 30  # until an answer to a longer request
+WORK_S = STOP_S + 30  # timeout of a longer request
 PULL_S = 600
 SPARE_S = 5
 LOG_LINES = 50
@@ -33,7 +33,7 @@ PODMAN_HEADER = "Libpod-Api-Version"
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(64, "lbagent-runtime")  # hosts are read in parallel, and one that hangs keeps its thread
+    return ThreadPoolExecutor(64, "lbagent-runtime")  # hosts are read in parallel, and a hanging one keeps its thread
 
 
 def socket_path(docker_host: str, host: str) -> str:
@@ -47,17 +47,17 @@ def socket_path(docker_host: str, host: str) -> str:
 
 
 class ContainerRuntime:
-    """One runtime. Every call raises HostUnreachable when it does not answer, LbError when it refuses."""
+    """One runtime. Every call raises HostUnreachable if it does not answer, LbError if it refuses."""
 
     def __init__(self, host: str, docker_host: str, path: str) -> None:
-        """Name it by host and `docker_host`; `path` is the socket here."""
+        """`host` and `docker_host` are for messages; `path` is the socket on this host."""
         self.host, self.docker_host, self._path = host, docker_host, path
         self._client: Any = None
 
     async def open(self) -> None:
-        """Ask who it is: what answers something else is no runtime.
+        """Check that a runtime answers.
 
-        podman sends its version with a ping; its /version runs several programs, which takes a hundred times as long.
+        podman sends its version with a ping; its /version runs several programs and takes a hundred times as long.
         """
         if await self.call("ping", _is_our_podman, ANSWER_S):
             return
@@ -67,18 +67,18 @@ class ContainerRuntime:
         newest, oldest = str(found["ApiVersion"]), str(found.get("MinAPIVersion") or API_VERSION)
         if _numbers(newest) < _numbers(API_VERSION):
             raise HostUnreachable(
-                f"{self.host}: {self.docker_host} speaks version {newest} of Docker's API; {API_VERSION} is needed"
+                f"{self.host}: {self.docker_host} has version {newest} of Docker's API; {API_VERSION} is needed"
             )
         if _numbers(oldest) > _numbers(API_VERSION):
             self._client._version = oldest  # noqa: SLF001  # a newer Docker has dropped ours; what we use is the same there
 
     async def close(self) -> None:
-        """Forget it."""
+        """Close the client."""
         if self._client is not None:
             self._client.close()
 
     async def inspect(self, *, container_id: str = "", name: str = "") -> dict[str, Any] | None:
-        """Return what the API shows of a container with this id, or with exactly this name; None when there is none."""
+        """Return the API's object of a container with this id, or with exactly this name; None if there is none."""
         import docker.errors
 
         asked = container_id or name
@@ -95,10 +95,10 @@ class ContainerRuntime:
             return found
         return (
             found if name and str(found.get("Name", "")).lstrip("/") == name else None
-        )  # a name may be the begin of an id
+        )  # a name may be the prefix of an id
 
     async def has_image(self, image: str) -> bool:
-        """Tell whether it has an image."""
+        """Return whether it has an image."""
         import docker.errors
 
         def ask(client: Any) -> bool:
@@ -111,16 +111,16 @@ class ContainerRuntime:
         return await self.call(image, ask)
 
     async def pull(self, image: str) -> None:
-        """Fetch an image."""
+        """Pull an image."""
         output = str(
             await self.call(image, lambda client: client.pull(full_name(image)), PULL_S)
-        )  # without a tag it pulls all
+        )  # without a tag all tags are pulled
         if not await self.has_image(image):
             errors = re.findall(r'"error": ?"([^"]+)', output)
             raise NotFound(f"{self.host}: {image} could not be pulled" + (f": {errors[-1]}" if errors else ""))
 
     async def create(self, spec: ContainerSpec) -> str:
-        """Create a container and return its id. Raises Refused when the name is taken."""
+        """Create a container and return its id. Raises Refused if the name is in use."""
         import docker.errors
         import docker.types
 
@@ -144,7 +144,7 @@ class ContainerRuntime:
         return await self.call(spec.name, make, WORK_S)
 
     async def create_helper(self, name: str, pool: str, image: str, argv: list[str], at: str) -> str:
-        """Create a container of root that has the host's file system at a path, and return its id."""
+        """Create a root container with the host's file system mounted at a path; return its id."""
         import docker.types
 
         mount = docker.types.Mount(at, "/", type="bind")
@@ -161,7 +161,7 @@ class ContainerRuntime:
         await self.call(name, lambda client: client.start(container_id), WORK_S)
 
     async def restart(self, container_id: str, name: str) -> None:
-        """Stop and start a container: one that fails again and again waits long before it is tried."""
+        """Stop and start a container: the runtime delays the restarts of one that fails repeatedly."""
         await self.call(name, lambda client: client.restart(container_id, timeout=1), WORK_S)
 
     async def unpause(self, container_id: str, name: str) -> None:
@@ -169,11 +169,11 @@ class ContainerRuntime:
         await self.call(name, lambda client: client.unpause(container_id))
 
     async def reload(self, container_id: str, name: str) -> None:
-        """Let HAProxy read its file again: SIGUSR2 for the master."""
+        """Make HAProxy reload its file: SIGUSR2 for the master."""
         await self.call(name, lambda client: client.kill(container_id, signal="SIGUSR2"))
 
     async def remove(self, container_id: str, name: str) -> None:
-        """Stop a container and remove it; it may be gone."""
+        """Stop a container and remove it; it may not exist."""
         import docker.errors
 
         def end(client: Any) -> None:
@@ -204,10 +204,10 @@ class ContainerRuntime:
         return await self.call(name, ask)
 
     async def call(self, subject: str, work: Callable[[Any], T], timeout_s: float = WORK_S) -> T:
-        """Run one piece of work in a thread; `subject` is the container or image it is about."""
+        """Run a call in a thread; `subject` is its container or image."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(timeout_s + SPARE_S):  # an answer that comes byte by byte ends, too
+            async with asyncio.timeout(timeout_s + SPARE_S):  # also limits an answer that arrives byte by byte
                 return await loop.run_in_executor(_threads(), self._work, subject, work, timeout_s)
         except TimeoutError:
             raise self._silent(timeout_s) from None
@@ -222,15 +222,17 @@ class ContainerRuntime:
                 self._check_socket()
                 self._client = docker.APIClient(base_url=f"unix://{self._path}", version=API_VERSION)
                 self._client.trust_env = (
-                    False  # no proxy leads to a socket, and looking for one takes longer than asking
+                    False  # no proxy leads to a socket, and the search for one takes longer than the request
                 )
             self._client.timeout = timeout_s
             return work(self._client)
         except docker.errors.ImageNotFound:
-            raise NotFound(f"{self.host}: {subject}: the image is not there") from None
+            raise NotFound(f"{self.host}: {subject}: no such image") from None
         except docker.errors.APIError as error:
             output = " ".join(str(error.explanation or error).split())
-            raise LbError(f"{self.host}: {subject}: {self.docker_host} says {error.status_code}: {output}") from None
+            raise LbError(
+                f"{self.host}: {subject}: {self.docker_host} returned {error.status_code}: {output}"
+            ) from None
         except requests.exceptions.Timeout:
             raise self._silent(timeout_s) from None
         except (docker.errors.DockerException, requests.exceptions.RequestException, OSError, ValueError):
@@ -243,15 +245,15 @@ class ContainerRuntime:
             advice = "is Docker or podman's service running?"
             raise HostUnreachable(f"{self.host}: {self.docker_host}: {error.strerror}; {advice}") from None
         if not stat.S_ISSOCK(mode):
-            raise HostUnreachable(f"{self.host}: {self.docker_host} is no socket")
+            raise HostUnreachable(f"{self.host}: {self.docker_host} is not a socket")
         if not os.access(self._path, os.W_OK):
-            raise HostUnreachable(f"{self.host}: {self.docker_host}: this user may not use it")
+            raise HostUnreachable(f"{self.host}: {self.docker_host}: permission denied for this user")
 
     def _silent(self, timeout_s: float) -> HostUnreachable:
-        return HostUnreachable(f"{self.host}: {self.docker_host} gave no answer within {timeout_s:g} s")
+        return HostUnreachable(f"{self.host}: {self.docker_host} did not answer within {timeout_s:g} s")
 
     def _no_runtime(self) -> str:
-        return f"{self.host}: what answers at {self.docker_host} is neither Docker nor podman"
+        return f"{self.host}: the server at {self.docker_host} is neither Docker nor podman"
 
 
 def _is_our_podman(client: Any) -> bool:
@@ -263,7 +265,7 @@ def _is_our_podman(client: Any) -> bool:
 def taken(host: str, name: str) -> Refused:
     """Return the error for a name that another container has."""
     return Refused(
-        f"{host}: a container {name} is there already and is not ours; remove it or choose another name. Nothing was changed"
+        f"{host}: a container {name} exists and is not lbagent's; remove it or choose another name. Nothing was changed"
     )
 
 

@@ -1,7 +1,7 @@
 """The specification of an HAProxy container, and whether a container matches it (pure).
 
-Source: flexkube's apiloadbalancer (network host, user 65534, unless-stopped). The folder is mounted in place of the file: one that
-is bind-mounted stays the old one when another takes its name.
+Source: flexkube's apiloadbalancer (network host, user 65534, unless-stopped). The folder is mounted, not the file: a bind mount
+of a file keeps the old file when a rename replaces it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DOCKER_HUB = ("docker.io/library/", "docker.io/", "index.docker.io/library/", "i
 
 
 class ContainerSpec(Struct, frozen=True, kw_only=True):
-    """One container: its name, image, pool, and the file of the host that it reads."""
+    """One container: its name, image, pool, and the file that it reads on the host."""
 
     pool: str
     name: str
@@ -28,21 +28,21 @@ class ContainerSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """Return the host's folder that is mounted."""
+        """Return the mounted folder of the host."""
         return posixpath.dirname(posixpath.normpath(self.host_config_path))
 
     def inside(self, path: str) -> str:
-        """Return where the container has a file of that folder."""
+        """Return the path of a file of that folder in the container."""
         return f"{CONTAINER_FOLDER}/{posixpath.basename(path)}"
 
     @property
     def entrypoint(self) -> list[str]:
-        """Return the program: named, so that an image's own script or entry point cannot change what follows."""
+        """Return the program: given explicitly, so that an image's entry point cannot change the arguments."""
         return ["haproxy"]
 
     @property
     def command(self) -> list[str]:
-        """Return its words: a master with workers (-W), which SIGUSR2 lets read its file again; in the foreground (-db)."""
+        """Return its arguments: a master with workers (-W), which reloads its file on SIGUSR2; in the foreground (-db)."""
         return ["-W", "-db", "-f", self.inside(self.host_config_path)]
 
 
@@ -72,12 +72,12 @@ def _words(value: object) -> list[str]:
 
 
 def image_name(found: str, wanted: str) -> str:
-    """Return the image's name; that wanted where both mean one image (podman writes names of Docker Hub in full)."""
+    """Return the image's name; the desired one if both name one image (podman writes names of Docker Hub in full)."""
     return wanted if full_name(found) == full_name(wanted) else found
 
 
 def full_name(image: str) -> str:
-    """Return an image's name without the registry that is the default, and with its tag."""
+    """Return an image's name without the default registry, and with its tag."""
     for prefix in DOCKER_HUB:
         image = image.removeprefix(prefix)
     if "@" in image or ":" in image.rpartition("/")[2]:

@@ -1,6 +1,6 @@
-"""One container on an opened host: file, container, start, in an order that never leaves HAProxy without a file it can read.
+"""One container on an opened host: file, container, start, in an order that never leaves HAProxy without a valid file.
 
-A step may be cut off anywhere: the next one finds file and container as they are and ends the work.
+A step may be interrupted anywhere: the next one reads the state of file and container and completes it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from lbagent.apilb.instance_plan import wanted_text
 from lbagent.apilb.plan_records import RUNNING, RecordedInstance
 from lbagent.errors import LbError, NotFound
 
-UP_S = 0.6  # as long a container has to stay up until it counts as started
+UP_S = 0.6  # time that a container must run until it counts as started
 RELOAD_LOOKS, STEP_S = (
     400,
     0.05,
-)  # until the worker with the new file is there, or HAProxy refused it (2 s for a taken bind)
-LOOKS_A_SIGNAL = 20  # HAProxy drops the signal in its first moments, after it logged "Loading success"
-SHORT_ID = 12  # characters, as Docker shows ids
+)  # until the worker with the new file runs, or HAProxy refused it (2 s for a bind in use)
+LOOKS_A_SIGNAL = 20  # HAProxy drops the signal for a moment after it logged "Loading success"
+SHORT_ID = 12  # characters, as in Docker's output
 
 
 class PartlyDone(LbError):
-    """Something was made, and then a step failed; `recorded` is for the state."""
+    """A part was done, and then a step failed; `recorded` is for the state."""
 
     def __init__(self, text: str, recorded: RecordedInstance) -> None:
         super().__init__(text)
@@ -36,12 +36,12 @@ class PartlyDone(LbError):
 
 
 class ContainerStep:
-    """Makes one container of a host as wanted; `done` lists the changes in words."""
+    """Brings one container of a host to its desired state; `done` lists the changes for a person."""
 
     def __init__(
         self, host: Host, instance: Instance, recorded: RecordedInstance | None, *, again: bool, pull: bool
     ) -> None:
-        """`again`: a container that is there is replaced in any case."""
+        """`again`: an existing container is replaced in any case."""
         self._host, self._instance, self._recorded, self._again, self._pull = host, instance, recorded, again, pull
         self._text = wanted_text(instance)
         self._spec = ContainerSpec(
@@ -50,14 +50,14 @@ class ContainerStep:
         self.done: list[str] = []
 
     async def prepare(self) -> None:
-        """Look whether it can be done, before anything is changed. Raises Refused (name taken), NotFound (image), LbError."""
+        """Check whether it can be done, before anything is changed. Raises Refused (name in use), NotFound (image), LbError."""
         runtime = await self._host.runtime(self._instance.docker_host)
         found = await self._found(runtime)
         if found is None or not self._is_as_wanted(found):
             await self._have_image(runtime)
 
     async def carry_out(self) -> RecordedInstance:
-        """Do it, after `prepare`. Raises PartlyDone, LbError."""
+        """Execute it, after `prepare`. Raises PartlyDone, LbError."""
         instance = self._instance
         runtime = await self._host.runtime(instance.docker_host)
         files = await self._host.files(instance)
@@ -90,7 +90,7 @@ class ContainerStep:
         return self._result(container_id)
 
     async def _found(self, runtime: ContainerRuntime) -> dict[str, Any] | None:
-        """Return the container that is to be there, if it is. Raises Refused when another one has its name."""
+        """Return the instance's container, if it exists. Raises Refused if another one has its name."""
         instance, known_id = self._instance, self._recorded.container_id if self._recorded else ""
         found = await runtime.inspect(name=instance.name)
         if found is not None and found["Id"] != known_id and not is_ours(found, instance.pool):
@@ -106,9 +106,9 @@ class ContainerStep:
         if await runtime.has_image(image):
             return
         if not self._pull:
-            advice = "pull it there, or say --pull"
+            advice = "pull it there, or give --pull"
             raise NotFound(
-                f"{self._host.name}: the image {image} is not there and is not pulled unasked: {advice}. Nothing was changed"
+                f"{self._host.name}: the image {image} is missing, and is pulled only on request: {advice}. Nothing was changed"
             )
         await runtime.pull(image)
         self.done.append(f"image {image} pulled")
@@ -121,9 +121,9 @@ class ContainerStep:
         self.done.append(f"{path} written")
 
     async def _reload(self, runtime: ContainerRuntime, files: HostFiles, container_id: str) -> bool:
-        """Replace the file under a running HAProxy, after a check by HAProxy itself.
+        """Replace the file of a running HAProxy, after HAProxy has checked it.
 
-        Return False when the container does not see the file: the folder was deleted, and the mount stays that of the old one.
+        Return False if the container does not have the file: the folder was deleted, and the mount is of the deleted one.
         """
         path, name = self._instance.host_config_path, self._instance.name
         is_new = await files.read(path) != self._text
@@ -137,7 +137,7 @@ class ContainerStep:
                 await files.remove(draft)
                 reason = first_alert(output)
                 raise LbError(
-                    f"{self._host.name}: {name}: HAProxy does not take the new {path}: {reason}; the old one serves on"
+                    f"{self._host.name}: {name}: HAProxy rejects the new {path}: {reason}; the old one stays in force"
                 )
             await files.rename(draft, path)
             self.done.append(f"{path} written")
@@ -149,13 +149,13 @@ class ContainerStep:
         return True
 
     async def _have_new_worker(self, runtime: ContainerRuntime, container_id: str) -> None:
-        """Let HAProxy read its file and wait until a worker has it. Raises LbError when none comes."""
+        """Make HAProxy reload its file and wait for a worker that has it. Raises LbError if none starts."""
         path, name = self._instance.host_config_path, self._instance.name
         before = now = await runtime.logs(container_id, name)
         if not last_worker(before):
-            return await runtime.reload(container_id, name)  # without kept lines there is nothing to read
+            return await runtime.reload(container_id, name)  # without stored log lines there is nothing to read
         for look in range(RELOAD_LOOKS):
-            if look % LOOKS_A_SIGNAL == 0 and now == before:  # a master that logs anything got it
+            if look % LOOKS_A_SIGNAL == 0 and now == before:  # a master that logs anything received it
                 await runtime.reload(container_id, name)
             await asyncio.sleep(STEP_S)
             now = await runtime.logs(container_id, name)
@@ -165,7 +165,7 @@ class ContainerStep:
                 break
         reason = first_alert(new_lines(before, now))
         raise LbError(
-            f"{self._host.name}: {name}: HAProxy does not take the new {path}: {reason}; its worker serves the old one"
+            f"{self._host.name}: {name}: HAProxy rejects the new {path}: {reason}; its worker serves the old one"
         )
 
     async def _start(self, runtime: ContainerRuntime, container_id: str, status: str) -> None:
@@ -181,7 +181,7 @@ class ContainerStep:
         self.done.append("started")
 
     async def _stays_up(self, runtime: ContainerRuntime, container_id: str) -> None:
-        """Raise LbError when HAProxy ends at once: a bind that is taken, a server's name that has no address."""
+        """Raise LbError if HAProxy ends at once: a bind in use, a server's name without an address."""
         before = await runtime.inspect(container_id=container_id)
         await asyncio.sleep(UP_S)
         after = await runtime.inspect(container_id=container_id)
@@ -189,7 +189,7 @@ class ContainerStep:
             return
         name = self._instance.name
         output = first_alert(await runtime.logs(container_id, name)) if after else "it is gone"
-        raise LbError(f"{self._host.name}: {name}: HAProxy does not stay up: {output}")
+        raise LbError(f"{self._host.name}: {name}: HAProxy ends: {output}")
 
     def _result(self, container_id: str, status: str = RUNNING) -> RecordedInstance:
         instance = self._instance

@@ -1,7 +1,7 @@
-"""Parses HAProxy's log lines, each with its time before it, as container runtimes keep them (pure).
+"""Parses HAProxy's log lines, each with its time in front, as container runtimes store them (pure).
 
-HAProxy writes a line when a server goes up or down. A worker begins with every server up; a reload makes a new worker, whose lines
-alone count.
+HAProxy writes a line when a server goes up or down. A worker starts with every server up; a reload starts a new worker, and only
+its lines count.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _CHANGED = re.compile(
 
 
 def last_worker(log_text: str) -> str:
-    """Return the process id of the worker that was started last; '' without such a line."""
+    """Return the process id of the last started worker; '' without such a line."""
     workers = _FORKED.findall(log_text)
     return str(workers[-1][1]) if workers else ""
 
 
 def first_alert(log_text: str) -> str:
-    """Return the text of the first alert of HAProxy; of its last line where there is no alert."""
+    """Return the text of HAProxy's first alert; without an alert, its last line."""
     lines = [line.strip() for line in log_text.splitlines() if line.strip()]
     alerts = [line.partition("[ALERT]")[2].partition(":")[2].strip() for line in lines if "[ALERT]" in line]
-    return (alerts or lines[-1:] or ["it said nothing"])[0][:300]
+    return (alerts or lines[-1:] or ["it printed nothing"])[0][:300]
 
 
 def new_lines(before: str, now: str) -> str:
@@ -39,17 +39,17 @@ def new_lines(before: str, now: str) -> str:
 
 
 def refused_reload(log_text: str) -> bool:
-    """Return whether the master gave up the file that it read; its worker keeps running."""
+    """Return whether the master rejected the file; its worker keeps running."""
     return "(1) : Loading failure!" in log_text
 
 
 def misses_file(log_text: str, path: str) -> bool:
-    """Return whether HAProxy ended because its configuration file is not there."""
+    """Return whether HAProxy ended because its configuration file is missing."""
     return bool(re.search(rf"open configuration file\S*\s+{re.escape(path)}\s*: No such file", log_text))
 
 
 def parse_health(log_text: str, servers: Sequence[str]) -> list[Row]:
-    """Return the servers by the log, each line with its time before it; nothing when the beginning of the log is lost."""
+    """Return the servers by the log, each line with its time in front; nothing if the beginning of the log is lost."""
     workers = _FORKED.findall(log_text)
     if not workers:
         return []

@@ -1,4 +1,4 @@
-"""One host, opened for a while: its files, its container runtime, commands. Directly or by ssh, the same to what uses it."""
+"""One host during a session: its files, its container runtime, commands. The interface is the same for this host and for ssh."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lbagent.apilb.instance import Instance, Mode, SshAccess, host_text
 from lbagent.apilb.plan_records import RecordedInstance
 from lbagent.errors import ConfigError, LbError
 
-HOOK_S = 120.0  # until a hook that does not end is given up
+HOOK_S = 120.0  # timeout of a hook
 ROOT = "root"
 
 
 class Host:
-    """An opened host."""
+    """A host during a session."""
 
     def __init__(self, ssh: SshAccess | None, closing: contextlib.AsyncExitStack, reached: SshHost | None) -> None:
         self.name = host_text(ssh)
@@ -31,7 +31,7 @@ class Host:
         self._own_files: HostFiles | None = None
 
     async def runtime(self, docker_host: str) -> ContainerRuntime:
-        """Return a runtime of this host, which has answered. Raises HostUnreachable, ConfigError."""
+        """Return a runtime of this host that has answered. Raises HostUnreachable, ConfigError."""
         if docker_host not in self._runtimes:
             need("docker")
             path = socket_path(docker_host, self.name)
@@ -46,7 +46,7 @@ class Host:
     async def files(self, item: Instance | RecordedInstance) -> HostFiles:
         """Return the host's files.
 
-        A user other than root may not give a file to the container's user: a container's runtime writes for it then.
+        Only root may change a file's owner to the container's user: for other users the container runtime writes the files.
         """
         is_root = self._ssh.user == ROOT if self._ssh else os.geteuid() == 0
         if is_root or item.mode is Mode.NATIVE:
@@ -62,18 +62,18 @@ class Host:
         return self._own_files
 
     async def run(self, argv: Sequence[str]) -> None:
-        """Run a hook on the host, without a shell of ours. Raises LbError with the end of its output when it fails."""
+        """Run a hook on the host, without a shell. Raises LbError with the end of its output if it fails."""
         if self._reached is not None:
             code, output = await self._reached.run(argv, HOOK_S)
         else:
             code, output = await _run_here(argv)
         if code:
-            last = output.strip().splitlines()[-1:] or ["it said nothing"]
+            last = output.strip().splitlines()[-1:] or ["it printed nothing"]
             raise LbError(f"{self.name}: postStart: {argv[0]} ended with {code}: {last[0][:300]}")
 
 
 def need(package: str) -> None:
-    """Import one of the packages that only hosts need. Raises ConfigError where it is not installed."""
+    """Import a package that only access to hosts needs. Raises ConfigError if it is not installed."""
     try:
         importlib.import_module(package)
     except ModuleNotFoundError:
@@ -84,7 +84,7 @@ def need(package: str) -> None:
 
 @contextlib.asynccontextmanager
 async def opened(ssh: SshAccess | None) -> AsyncIterator[Host]:
-    """Reach a host. Raises HostUnreachable, Refused (host key), ConfigError."""
+    """Open a session with a host. Raises HostUnreachable, Refused (host key), ConfigError."""
     if ssh:
         need("asyncssh")
     async with contextlib.AsyncExitStack() as closing:

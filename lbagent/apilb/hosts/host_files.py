@@ -1,6 +1,6 @@
-"""Files on a host, written whole or not at all: first a draft beside the file, then a rename. Here on this host.
+"""Files on a host, written atomically: first a draft beside the file, then a rename. The class here is for this host.
 
-A draft is a file of its own, so that HAProxy can check it first.
+A draft is a separate file, so that HAProxy can check it first.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Protocol
 from lbagent.errors import LbError, Refused
 from lbagent.kernel.regular_file import read_regular
 
-CONTAINER_USER = 65534  # may read what is mounted, and nothing else of the host
+CONTAINER_USER = 65534  # may read the mounted folder, and nothing else of the host
 FILE_MODE, FOLDER_MODE, PARENT_MODE = 0o600, 0o700, 0o755
-MAX_BYTES = 1 << 20  # a longer file is none of ours
+MAX_BYTES = 1 << 20  # a longer file is not lbagent's
 
 
 class HostFiles(Protocol):
-    """The files of one host. What a host refuses is an LbError that names host and path."""
+    """The files of one host. A failure is an LbError that names host and path."""
 
     async def read(self, path: str) -> str | None:
-        """Return a file's text, None where there is none."""
+        """Return a file's text, None if it does not exist."""
 
     async def write_draft(self, path: str, text: str, owner: int) -> str:
-        """Write the draft of a file, 0600, for this user; return its path. A missing folder is made (0700, for the same user)."""
+        """Write the draft of a file, 0600, for this user; return its path. A missing folder is created (0700, same user)."""
 
     async def rename(self, draft: str, path: str) -> None:
-        """Put a draft in the place of the file."""
+        """Replace the file by its draft."""
 
     async def remove(self, path: str) -> bool:
-        """Remove a file; there may be none. Returns whether it is gone: a container runtime may have no way to remove one."""
+        """Remove a file, which may not exist. Returns whether it is removed: a container runtime may be unable to."""
 
 
 def draft_of(path: str) -> str:
@@ -52,7 +52,7 @@ def missing_folders(path: str) -> list[str]:
 
 def is_a_folder(host: str, path: str) -> Refused:
     """Return the error for a folder where a file belongs."""
-    return Refused(f"{host}: {path} is a folder, and a file is to be written there; nothing was changed")
+    return Refused(f"{host}: {path} is a folder, and a file must be written there; nothing was changed")
 
 
 def is_no_folder(host: str, path: str) -> Refused:
@@ -61,7 +61,7 @@ def is_no_folder(host: str, path: str) -> Refused:
 
 
 class LocalFiles:
-    """The files of this host, by a process that may write them."""
+    """The files of this host, for a process that may write them."""
 
     host = "direct"
 
@@ -92,7 +92,7 @@ class LocalFiles:
         try:
             self._make_folders(path, owner)
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(draft)  # of a process that was killed
+                os.unlink(draft)  # left by a killed process
             self._write(draft, text, owner)
         except NotADirectoryError:
             raise is_no_folder(self.host, _file_above(path)) from None
@@ -106,7 +106,7 @@ class LocalFiles:
         *above, last = missing_folders(path) or ["/"]
         for folder in above:
             if not os.path.lexists(folder):
-                os.makedirs(folder, PARENT_MODE, exist_ok=True)  # another step may make it, too
+                os.makedirs(folder, PARENT_MODE, exist_ok=True)  # another step may create it at the same time
         if not os.path.lexists(last):
             os.makedirs(last, FOLDER_MODE, exist_ok=True)
             os.chown(last, owner, owner)
@@ -144,5 +144,5 @@ class LocalFiles:
 
 
 def _file_above(path: str) -> str:
-    """Return the file that stands where a folder of the path belongs."""
+    """Return the file that is in the place of a folder of the path."""
     return next((each for each in missing_folders(path) if os.path.lexists(each) and not os.path.isdir(each)), path)

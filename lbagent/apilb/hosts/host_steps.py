@@ -1,4 +1,4 @@
-"""The steps of a plan, carried out: hosts side by side, the steps of one host in their order."""
+"""Executes the steps of a plan: hosts in parallel, the steps of one host in their order."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lbagent.apilb.plan_records import RUNNING, Action, RecordedInstance, Step
 from lbagent.errors import LbError
 
 Report = Callable[[str], None]
-AGENT_USER = 0  # whose the file of native mode is
+AGENT_USER = 0  # owner of the file of native mode
 
 
 async def carry_out(step: Step, report: Report, *, pull: bool = False) -> RecordedInstance | None:
-    """Carry out one step; `report` gets one line when it is done. Returns the record for the state: None when it is removed.
+    """Execute one step; `report` gets one line when it is done. Returns the record for the state: None if it is removed.
 
-    `pull`: fetch an image that is missing. Raises LbError: Refused (taken name, host key, a folder for a file), HostUnreachable,
+    `pull`: pull a missing image. Raises LbError: Refused (name in use, host key, a folder in place of a file), HostUnreachable,
     NotFound (image), PartlyDone, whose `recorded` is for the state.
     """
     async with opened(_way(step)) as host:
@@ -36,7 +36,7 @@ async def carry_out_all(
     *,
     pull: bool = False,
 ) -> None:
-    """Carry out steps; `done` is called after each with what carry_out returns or raises. A failure stops nothing else."""
+    """Execute steps; `done` gets what carry_out returns or raises, after each. A failure does not stop other steps."""
     hosts: dict[SshAccess | None, list[Step]] = defaultdict(list)
     for step in steps:
         hosts[_way(step)].append(step)
@@ -100,7 +100,7 @@ async def _have(host: Host, step: Step, instance: Instance, done_lines: list[str
 
 
 def _is_elsewhere(recorded: RecordedInstance, instance: Instance) -> bool:
-    """Tell whether the old one is not what the new one takes the place of: another mode, runtime or file."""
+    """Return whether the new instance does not replace the old one in place: another mode, runtime or file."""
     places = [(each.mode, each.docker_host, each.host_config_path) for each in (recorded, instance)]
     return places[0] != places[1]
 
@@ -125,7 +125,7 @@ async def _write_native(host: Host, instance: Instance, done_lines: list[str]) -
 
 
 async def _remove(host: Host, recorded: RecordedInstance, done_lines: list[str], keep: str = "") -> None:
-    """Remove a container and its file (but not the file `keep`), if they are ours."""
+    """Remove a container and its file (except the file `keep`), if they are lbagent's."""
     if recorded.mode is Mode.HAPROXY:
         runtime = await host.runtime(recorded.docker_host)
         found = await runtime.inspect(container_id=recorded.container_id) if recorded.container_id else None
@@ -147,5 +147,7 @@ async def _remove(host: Host, recorded: RecordedInstance, done_lines: list[str],
         return
     gone = await files.remove(path)
     done_lines.append(
-        f"{path} removed" if gone else f"{path} stays: the image has no rm, and this user may not remove it"
+        f"{path} removed"
+        if gone
+        else f"{path} stays: the image has no rm, and this user has no permission to remove it"
     )

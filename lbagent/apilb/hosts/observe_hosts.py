@@ -1,4 +1,4 @@
-"""What hosts have of the instances: containers and files. Hosts are read in parallel; a failed host does not stop the others."""
+"""Reads the instances' containers and files on hosts. Hosts are read in parallel; a failed host does not stop the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Item = Instance | RecordedInstance
 
 
 async def observe(items: Sequence[Item]) -> dict[InstanceKey, Observed | LbError]:
-    """Return what there is under name and path of each item, or why that is unknown."""
+    """Return what exists under name and path of each item, or why that is unknown."""
     hosts: dict[SshAccess | None, list[Item]] = defaultdict(list)
     for item in items:
         hosts[item.ssh].append(item)

@@ -1,8 +1,8 @@
-"""Files on a host by its container runtime, for a user who may use that and may not write as root.
+"""Files on a host by its container runtime, for a user who may use the runtime and may not write as root.
 
-A helper container, NAME-config, has the host's file system; it is made for one piece of work, never started but to remove a file,
-and removed. Docker's API has no rename: the draft gets the file's name as a second one (a hard link in a tar archive), so a file is
-there whole or not.
+A helper container, NAME-config, has the host's file system; it is created for one operation, started only to remove a file,
+and then removed. Docker's API has no rename: the draft gets the file's name as a second name (a hard link in a tar archive), so
+the replacement is atomic.
 Source: flexkube writes its files through such a container, too.
 """
 
@@ -123,7 +123,7 @@ class RuntimeFiles:
         return await self._runtime.call(path, ask)
 
     async def _put(self, helper: str, folder: str, path: str, entries: list[tarfile.TarInfo], data: bytes) -> None:
-        """Unpack these entries in a folder; the data is that of the last one."""
+        """Unpack these entries in a folder; the data belongs to the last one."""
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
             for entry in entries:
@@ -142,7 +142,7 @@ class RuntimeFiles:
         if left is not None:
             if POOL_LABEL not in (left["Config"].get("Labels") or {}):
                 raise taken(self._runtime.host, self._name)
-            await self._runtime.remove(left["Id"], self._name)  # of a process that was killed
+            await self._runtime.remove(left["Id"], self._name)  # left by a killed process
 
         helper = await self._runtime.create_helper(
             self._name, self._pool, self._image, argv or ["haproxy", "-v"], HOST_ROOT
@@ -166,7 +166,7 @@ def _unpack(parts: Any) -> str:
 
 
 def _exit_code(client: Any, container: str) -> int:
-    """Return what a container ended with; -1 for one that does not. Asked for: podman's `wait` hangs where it ended before."""
+    """Return a container's exit code; -1 if it does not end. It is polled: podman's `wait` hangs for one that ended before."""
     due = time.monotonic() + REMOVAL_TIMEOUT_S
     while time.monotonic() < due:
         state = client.inspect_container(container)["State"]

@@ -20,7 +20,7 @@ LINES = 1000
 
 
 async def server_health(instances: Sequence[Instance]) -> dict[InstanceKey, list[Row]]:
-    """Return {"address", "up", "since", "last"} of each server, in the instance's order, of containers that run and were reached.
+    """Return {"address", "up", "since", "last"} of each server, in the instance's order, for reachable containers that run.
 
     `since` is the time of the last change (seconds since 1970), `last` HAProxy's reason for it.
     """
@@ -52,5 +52,5 @@ async def _ask_host(host: Host, instance: Instance) -> list[Row]:
         return []
     files = await host.files(instance)
     if await files.read(instance.host_config_path) != wanted_text(instance):
-        return []  # HAProxy counts the servers of another file
+        return []  # HAProxy's servers are those of another file
     return parse_health(await runtime.logs(there["Id"], instance.name, LINES), instance.servers)

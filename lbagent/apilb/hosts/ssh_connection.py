@@ -1,7 +1,7 @@
-"""A host reached by ssh: log in within the retry window, run a command, forward its runtime's socket, open its files.
+"""A host by ssh: log in within the retry window, run a command, forward its runtime's socket, open its files.
 
-Only what a network does is tried again: a refused login, a host key that is not trusted and wrong keys fail at once. What was given
-as a secret is in no message.
+Only network failures are retried: a refused login, an untrusted host key and wrong keys fail at once. No message contains a
+secret.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from lbagent.kernel.regular_file import check_regular
 if TYPE_CHECKING:
     import asyncssh
 
-ALIVE_S, ALIVE_COUNT = 10, 3  # a host that dies after the login is noticed
-OPEN_S = 15.0  # until a channel of a connected host is there
+ALIVE_S, ALIVE_COUNT = 10, 3  # detects a host that dies after the login
+OPEN_S = 15.0  # until a channel of a connected host is open
 LOGINS_AT_ONCE = 32
 _LOGINS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
 class SshHost:
-    """A host that let us in."""
+    """An authenticated connection to a host."""
 
     def __init__(self, ssh: SshAccess, connection: asyncssh.SSHClientConnection) -> None:
         self.ssh, self._connection = ssh, connection
 
     async def run(self, argv: Sequence[str], timeout_s: float) -> tuple[int, str]:
-        """Run a command and return its exit code and output; the arguments reach it unchanged, whatever the login shell."""
+        """Run a command and return its exit code and output; the arguments are passed unchanged with any login shell."""
         import asyncssh
 
         try:
@@ -55,7 +55,7 @@ class SshHost:
 
     @contextlib.asynccontextmanager
     async def forwarded(self, path: str) -> AsyncIterator[str]:
-        """Forward the host's unix socket; gives the path of ours, in a folder that only we may enter. Raises HostUnreachable."""
+        """Forward the host's unix socket; yield the local path, in a private folder. Raises HostUnreachable."""
         import asyncssh
 
         try:
@@ -77,7 +77,7 @@ class SshHost:
 
     @contextlib.asynccontextmanager
     async def sftp(self) -> AsyncIterator[asyncssh.SFTPClient]:
-        """Open the host's files. Raises HostUnreachable, also where sshd has no sftp."""
+        """Open the host's files. Raises HostUnreachable, also if sshd has no sftp."""
         import asyncssh
 
         try:
@@ -91,7 +91,7 @@ class SshHost:
 
 @contextlib.asynccontextmanager
 async def connected(ssh: SshAccess) -> AsyncIterator[SshHost]:
-    """Log in; tried again within `retry_timeout` seconds. Raises HostUnreachable, Refused (host key), ConfigError."""
+    """Log in; retry for `retry_timeout` seconds. Raises HostUnreachable, Refused (host key), ConfigError."""
     import asyncssh
 
     asyncssh.set_log_level(logging.WARNING)
@@ -101,7 +101,7 @@ async def connected(ssh: SshAccess) -> AsyncIterator[SshHost]:
 
     class Client(asyncssh.SSHClient):
         def validate_host_public_key(self, _host: str, _addr: str, _port: int, key: asyncssh.SSHKey) -> bool:
-            shown[:] = [key]  # it is none of the trusted ones
+            shown[:] = [key]  # its key is not trusted
             return False
 
     begun, tries = time.monotonic(), 0
@@ -114,11 +114,11 @@ async def connected(ssh: SshAccess) -> AsyncIterator[SshHost]:
             assert keys is not None
             raise not_trusted(ssh, keys, shown[0] if shown else None) from None
         except asyncssh.PermissionDenied:
-            raise HostUnreachable(f"{ssh}: the login was refused ({_offered(ssh)}); it is not tried again") from None
-        except (OSError, TimeoutError, asyncssh.ConnectionLost) as error:  # the network's
+            raise HostUnreachable(f"{ssh}: the login was refused ({_offered(ssh)}); it is not retried") from None
+        except (OSError, TimeoutError, asyncssh.ConnectionLost) as error:  # failures of the network
             reason = _reason(error, ssh.connection_timeout)
         except asyncssh.Error as error:
-            raise HostUnreachable(f"{ssh}: {_reason(error)}; it is not tried again") from None
+            raise HostUnreachable(f"{ssh}: {_reason(error)}; it is not retried") from None
         spent = time.monotonic() - begun
         if spent + ssh.retry_interval >= ssh.retry_timeout:
             times = "once" if tries == 1 else f"{tries} times"
@@ -134,12 +134,12 @@ async def connected(ssh: SshAccess) -> AsyncIterator[SshHost]:
 
 
 async def _log_in(ssh: SshAccess, options: dict[str, Any]) -> asyncssh.SSHClientConnection:
-    """Connect, and log in when it is this host's turn. Raises what asyncssh does, OSError, TimeoutError."""
+    """Connect, and log in when a slot is free. Raises asyncssh's errors, OSError, TimeoutError."""
     import asyncssh
 
     async with _agent_keys(ssh) as from_agent:
         async with asyncio.timeout(ssh.connection_timeout):
-            sock = await _connect(ssh)  # many that do not answer may be waited for at once
+            sock = await _connect(ssh)  # many hosts that do not answer may be waited for at once
         try:
             async with _logins(), asyncio.timeout(ssh.connection_timeout):
                 keys_shown = {"client_keys": from_agent or options["client_keys"]}
@@ -150,7 +150,7 @@ async def _log_in(ssh: SshAccess, options: dict[str, Any]) -> asyncssh.SSHClient
 
 
 def _logins() -> asyncio.Semaphore:
-    """Return how many may log in at once: each takes CPU here, so that all at once might all be late."""
+    """Return how many may log in at once: each needs CPU here, so that too many at once would time out."""
     return _LOGINS.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(LOGINS_AT_ONCE))
 
 
@@ -191,7 +191,7 @@ def _log_in_options(ssh: SshAccess) -> dict[str, Any]:
             keys.append(asyncssh.read_private_key(path))
     except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError, ValueError):
         which = "privateKey" if not keys and ssh.private_key else f"privateKeyFile {ssh.private_key_file}"
-        raise ConfigError(f"{ssh}: {which} is no private key in PEM without a passphrase") from None
+        raise ConfigError(f"{ssh}: {which} is not a private key in PEM without a passphrase") from None
     except OSError as error:
         raise ConfigError(f"{ssh}: privateKeyFile {ssh.private_key_file}: {error.strerror}") from None
     return {
@@ -200,7 +200,7 @@ def _log_in_options(ssh: SshAccess) -> dict[str, Any]:
         "password": ssh.password.reveal() if ssh.password else None,
         "client_keys": keys or None,
         "agent_path": None,  # see _agent_keys
-        "config": None,  # pool files alone decide, not ~/.ssh/config
+        "config": None,  # only pool files decide, not ~/.ssh/config
         "connect_timeout": ssh.connection_timeout,
         "login_timeout": ssh.connection_timeout,
         "keepalive_interval": ALIVE_S,
@@ -212,7 +212,7 @@ def _log_in_options(ssh: SshAccess) -> dict[str, Any]:
 
 
 def _ciphers() -> list[str]:
-    """Return the usual ones, with those first that take one call of OpenSSL a packet: sessions of many hosts share one thread."""
+    """Return the default ciphers, those with one call of OpenSSL per packet first: sessions of many hosts share one thread."""
     import asyncssh
 
     names = [name.decode() for name in asyncssh.encryption.get_default_encryption_algs()]
@@ -225,7 +225,7 @@ def _has_own_way(ssh: SshAccess) -> bool:
 
 @contextlib.asynccontextmanager
 async def _agent_keys(ssh: SshAccess) -> AsyncIterator[list[asyncssh.SSHKeyPair]]:
-    """Give the keys of the ssh agent where the pool file gives no way to log in: a server soon has enough of further keys."""
+    """Return the keys of the ssh agent if the pool file has no credentials: servers limit the number of keys tried."""
     import asyncssh
 
     if _has_own_way(ssh):
@@ -252,10 +252,10 @@ def _offered(ssh: SshAccess) -> str:
 
 
 def _reason(error: BaseException, timeout_s: float = 0) -> str:
-    """Return what went wrong, in words without an errno."""
+    """Return a sentence about an error, without an errno."""
     if isinstance(error, TimeoutError):
         return f"no answer within {timeout_s or OPEN_S:g} s"
     if isinstance(error, OSError) and error.errno and error.errno > 0:
-        return os.strerror(error.errno)  # asyncio's text has the connection's details
+        return os.strerror(error.errno)  # asyncio's text contains details of the connection
     text = (error.strerror if isinstance(error, OSError) else getattr(error, "reason", "")) or str(error)
     return text.strip() or type(error).__name__

@@ -1,4 +1,4 @@
-"""Files on a host that is reached by ssh, by sftp with OpenSSH's rename that replaces."""
+"""Files on a host by sftp, with OpenSSH's rename that replaces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class MayNot(LbError):
-    """The user that logs in may not write there."""
+    """The login user has no permission to write there."""
 
 
 class SshFiles:
@@ -57,7 +57,7 @@ class SshFiles:
                 raise is_a_folder(self.host, path)
             await self._make_folders(path, owner)
             with contextlib.suppress(asyncssh.SFTPNoSuchFile):
-                await self._client.remove(draft)  # of a process that was killed
+                await self._client.remove(draft)  # left by a killed process
             try:
                 await self._write(draft, text, owner)
             except (asyncssh.SFTPError, OSError):
@@ -75,7 +75,7 @@ class SshFiles:
             with contextlib.suppress(asyncssh.SFTPOpUnsupported):
                 await file.fsync()
         written = (await self._client.stat(draft)).size
-        if written != len(text.encode()):  # a server that keeps a full disk to itself
+        if written != len(text.encode()):  # a server that does not report a full disk
             raise OSError(0, "it could not be written whole (is the disk full?)")
 
     async def _make_folders(self, path: str, owner: int) -> None:
@@ -89,14 +89,14 @@ class SshFiles:
                 raise is_no_folder(self.host, folder)
 
     async def _make_folder(self, folder: str, owner: int | None) -> None:
-        """Make a folder above the last one, or the last one, with its owner."""
+        """Create a parent folder, or the last one, with its owner."""
         import asyncssh
 
         mode = PARENT_MODE if owner is None else FOLDER_MODE
         try:
             await self._client.mkdir(folder, asyncssh.SFTPAttrs(permissions=mode))
         except (asyncssh.SFTPFailure, asyncssh.SFTPFileAlreadyExists):
-            if not stat.S_ISDIR(await self._kind(folder) or 0):  # another connection made it meanwhile
+            if not stat.S_ISDIR(await self._kind(folder) or 0):  # another connection created it in the meantime
                 raise
             return
         if owner is not None:
@@ -130,10 +130,10 @@ class SshFiles:
         try:
             yield
         except asyncssh.SFTPPermissionDenied:
-            raise MayNot(f"{self.host}: {path}: the user that logs in may not write there{further}") from None
+            raise MayNot(f"{self.host}: {path}: the login user may not write there{further}") from None
         except (asyncssh.SFTPConnectionLost, asyncssh.SFTPNoConnection) as error:
             raise HostUnreachable(f"{self.host}: {path}: {error.reason}") from None
-        except asyncssh.SFTPFailure as error:  # sftp has one error for a full disk and all others
+        except asyncssh.SFTPFailure as error:  # sftp has one error code for a full disk and others
             raise LbError(f"{self.host}: {path}: {error.reason} (is the disk full?){further}") from None
         except asyncssh.SFTPError as error:
             raise LbError(f"{self.host}: {path}: {error.reason}{further}") from None

@@ -22,7 +22,7 @@ USERS_FILE = "~/.ssh/known_hosts"
 
 
 class HostKeys(Struct, frozen=True):
-    """The keys that a server may have."""
+    """The accepted keys of a server."""
 
     trusted: list[asyncssh.SSHKey]
     authorities: list[asyncssh.SSHKey]
@@ -30,10 +30,10 @@ class HostKeys(Struct, frozen=True):
     read_from: str  # for messages
 
     def options(self) -> dict[str, object]:
-        """Return asyncssh's options: kinds of keys that are known come first, others are taken so that they can be named."""
+        """Return asyncssh's options: known key types come first, others are accepted so that a message can show them."""
         import asyncssh
 
-        # a server that has a certificate shows it where an authority is known
+        # a server sends its certificate if an authority is known
         certificates = asyncssh.public_key.get_default_certificate_algs() if self.authorities else []
         known = [name for key in self.trusted for name in key.sig_algorithms]
         every = sorted(asyncssh.public_key.get_default_public_key_algs(), key=_is_older)  # as OpenSSH prefers them
@@ -46,7 +46,7 @@ def _is_older(algorithm: bytes) -> int:
 
 
 def host_keys_of(ssh: SshAccess) -> HostKeys:
-    """Return the keys that are trusted for a host; raises ConfigError for a key or file that cannot be read."""
+    """Return the trusted keys of a host; raises ConfigError for an unreadable key or file."""
     import asyncssh
 
     if ssh.host_key:
@@ -72,15 +72,15 @@ def host_keys_of(ssh: SshAccess) -> HostKeys:
 
 
 def not_trusted(ssh: SshAccess, keys: HostKeys, shown: asyncssh.SSHKey | None) -> Refused:
-    """Return the error for a server that showed this key (None: none that could be read)."""
+    """Return the error for a server that sent this key (None: an unreadable one)."""
     if shown is None:
         return Refused(f"{ssh}: its host key is revoked or cannot be read ({keys.read_from}); nothing was sent to it")
     kind, text = shown.export_public_key("openssh").decode().split()[:2]
     host = ssh.address if ssh.port == SSH_PORT else f"[{ssh.address}]:{ssh.port}"
     known = ", ".join(key.get_fingerprint() for key in keys.trusted)
     found = f"its {kind} host key {shown.get_fingerprint()} is "
-    found += f"not the one that is known ({known}); another machine may be answering" if known else "unknown"
+    found += f"not the known one ({known}); another machine may be answering" if known else "unknown"
     if keys.read_from == "hostKey":
-        return Refused(f"{ssh}: {found}. If it is right, say in the pool file: hostKey: {kind} {text}")
+        return Refused(f"{ssh}: {found}. If it is right, add to the pool file: hostKey: {kind} {text}")
     lines = "replace the line in" if known else "add this line to"
     return Refused(f"{ssh}: {found}. If it is right, {lines} {keys.read_from}: {host} {kind} {text}")

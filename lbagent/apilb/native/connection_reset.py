@@ -1,8 +1,8 @@
-"""Ends connections of this host to a server that was found down, so that their processes reconnect: onMarkedDown: reset.
+"""Ends connections of this host to a server that is down, so that their processes reconnect: onMarkedDown: reset.
 
-Only what was connected by the pool's bind ends, only while another server of the pool takes connections, and over a second and a
-half: the servers that are left do not get everything in one moment. Where no server was left, connections end when another
-one has been up for some seconds and theirs is down still.
+It ends only connections by the pool's bind, only while another server of the pool accepts connections, and over 1.5 seconds, so
+that the other servers do not get all connections at once. If no server was left, connections end when another one has been up for
+some seconds and theirs is still down.
 Source: the kernel's tcp_abort by sock_diag (behaviour); HAProxy's `on-marked-down shutdown-sessions` (behaviour).
 """
 
@@ -27,13 +27,13 @@ from lbagent.model.state import State
 from lbagent.targets.data_plane import FrontendOf, SocketFrontend
 
 log = logging.getLogger(__name__)
-SPREAD_S = 1.5  # over which many connections end
-EACH_S = 0.03  # between two of few
+SPREAD_S = 1.5  # the period in which many connections end
+EACH_S = 0.03  # between two ends of few connections
 TICK_S = 0.05
 STEADY_S, STEADY_POLL_INTERVAL_S = 5.0, 0.5
-RECHECK_DELAY_S = 1.0  # until the next check: a socket may have got the server at the moment of the change
-MAX_CHECKS = 10  # the other servers may go down in between, and come back
-REMEMBER_S = 10.0  # between two looks at whose connections there are: the data plane forgets those of sockets long ago
+RECHECK_DELAY_S = 1.0  # until the next check: a socket may have got the server during the change
+MAX_CHECKS = 10  # the other servers may go down in the meantime, and recover
+REMEMBER_S = 10.0  # between two reads of the sockets: the data plane drops old entries
 
 
 class ConnectionReset:
@@ -56,13 +56,13 @@ class ConnectionReset:
         self._known: dict[int, SocketFrontend] = {}  # by cookie of the socket
 
     def server_down(self, pool: ServedInstance, server: L3n4Addr) -> None:
-        """Take note of a server that was found down."""
+        """Record a server that is down."""
         if pool.instance.on_marked_down is OnMarkedDown.RESET and (pool.key, server) not in self._in_hand:
             self._in_hand.add((pool.key, server))
             self._queue.put_nowait((pool, server))
 
     async def run(self, settled: Callable[[], Awaitable[None]]) -> None:
-        """End connections until cancelled; `settled` returns when what happened so far is in the maps."""
+        """End connections until cancelled; `settled` returns when the maps contain all earlier changes."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._remember())
             while True:
@@ -71,7 +71,7 @@ class ConnectionReset:
 
     async def _reset(self, pool: ServedInstance, server: L3n4Addr, settled: Callable[[], Awaitable[None]]) -> None:
         try:
-            await settled()  # from now on new connections avoid it
+            await settled()  # new connections avoid it now
             ended = await self._end_all(pool, server)
         except (LbError, OSError) as error:
             log.warning("connections to a server that is down were not ended", extra={"error": str(error)})
@@ -84,7 +84,7 @@ class ConnectionReset:
             log.info("connections to a server that is down were ended", extra=fields)
 
     async def _end_all(self, pool: ServedInstance, server: L3n4Addr) -> int:
-        """End connections until none is left, or they may stay; return how many were ended."""
+        """End connections until none is left, or they may stay; return the number of ended ones."""
         ended = 0
         for check in range(MAX_CHECKS):
             found = await asyncio.to_thread(self._find, pool, server)
@@ -97,9 +97,9 @@ class ConnectionReset:
         return ended
 
     async def _others_are_back(self, pool: ServedInstance, server: L3n4Addr) -> bool:
-        """Wait until another server has been up for a while: one that flaps is to get nothing thrown at it.
+        """Wait until another server has been up for some seconds: a flapping one should not get all connections.
 
-        Return False as soon as this one is up again, or not of the pool any more.
+        Return False when this one is up again, or no longer in the pool.
         """
         steady_s = 0.0
         while steady_s < STEADY_S:
@@ -123,7 +123,7 @@ class ConnectionReset:
         return ended
 
     def may_reset(self, pool: ServedInstance, server: L3n4Addr) -> bool:
-        """Return whether new connections go to other servers of the pool, and to another one there is."""
+        """Return whether new connections go to other servers of the pool, and there is one."""
         groups = [svc.selectable for svc in self._rows(pool, server)]
         return any(groups) and all(each.address != server for group in groups for each in group)
 
@@ -134,7 +134,7 @@ class ConnectionReset:
     # --- which sockets ---
 
     def _find(self, pool: ServedInstance, server: L3n4Addr) -> list[ConnectedSocket]:
-        """Return the sockets that are connected to a server by the bind of the pool. Raises OSError, KernelError."""
+        """Return the sockets that are connected to a server through the pool's bind. Raises OSError, KernelError."""
         found = [each for each in sock_diag.tcp_connections_to(server.port) if each.peer[0] == server.address]
         return self._of_bind(pool, server, found, self._frontends(server.family)) if found else []
 
@@ -148,13 +148,13 @@ class ConnectionReset:
         ]
 
     def count(self) -> Counter[tuple[str, L3n4Addr]]:
-        """Return how many connections of this host there are, by key of the pool and server. Blocks."""
+        """Return the number of connections of this host by key of the pool and server. Blocks."""
         counts: Counter[tuple[str, L3n4Addr]] = Counter()
         with contextlib.suppress(LbError, OSError):
             pools = [(pool, tuple(addresses)) for pool, addresses in self._pools()]
             servers = {each for _, addresses in pools for each in addresses}
             to: dict[SocketFrontend, list[ConnectedSocket]] = defaultdict(list)
-            for port in {each.port for each in servers}:  # the kernel goes through all sockets each time
+            for port in {each.port for each in servers}:  # the kernel walks all sockets each time
                 for found in sock_diag.tcp_connections_to(port):
                     to[found.peer].append(found)
             looked_up = {family: self._frontends(family) for family in {each.family for each in servers}} if to else {}
@@ -173,11 +173,11 @@ class ConnectionReset:
             try:
                 self._known = await asyncio.to_thread(self._look)
             except (LbError, OSError) as error:
-                log.debug("connections to servers were not looked at", extra={"error": str(error)})
+                log.debug("connections to servers were not read", extra={"error": str(error)})
             await asyncio.sleep(REMEMBER_S)
 
     def _look(self) -> dict[int, SocketFrontend]:
-        """Return the frontends of the sockets that are connected to any server now."""
+        """Return the frontends of the sockets that are connected to a server now."""
         servers = {(each.address, each.port): each for _, addresses in self._pools() for each in addresses}
         looked_up = {family: self._frontends(family) for family in {each.family for each in servers.values()}}
         known = {}
@@ -190,5 +190,5 @@ class ConnectionReset:
 
 
 def _destroy(found: Iterable[ConnectedSocket]) -> int:
-    """End these sockets; return how many were there still."""
+    """End these sockets; return how many still existed."""
     return sum(map(sock_diag.destroy, found))

@@ -1,7 +1,7 @@
-"""The pool files of --apilb: one file, or a folder of them. A bad file keeps what it said when it was good last.
+"""The pool files of --apilb: one file, or a folder of them. For an invalid file its last valid pools are kept.
 
-Files are looked at, not watched: a look costs a stat each. One that changed is read when two looks found the same, so that what a
-writer has written to the half is not read; a file that is gone is gone when two looks missed it.
+Files are polled, not watched: a poll costs one stat per file. A changed file is read when two polls found the same state, so that a
+half-written one is not read; a file is removed when two polls did not find it.
 """
 
 from __future__ import annotations
@@ -21,38 +21,36 @@ from lbagent.objects.records import Origin
 
 SUFFIXES = (".yaml", ".yml", ".json")
 Read = Callable[[str], tuple[Sequence[Instance], Sequence[Message]]]  # path -> instances, warnings; raises LbError
-Signature = tuple[
-    int, int, int, int
-]  # device, inode, mtime in ns, size; of a file that cannot be looked at (0, 0, 0, errno)
+Signature = tuple[int, int, int, int]  # device, inode, mtime in ns, size; (0, 0, 0, errno) if stat fails
 
 
 class FollowedPools:
-    """The files by path, each with its pools and what is wrong with it."""
+    """The files by path, each with its pools and messages."""
 
     def __init__(self, path: str, read: Read, kept: Mapping[str, Sequence[KeptInstance]]) -> None:
-        """`kept` is what an earlier agent served of each file."""
+        """`kept` are the pools that an earlier agent served of each file."""
         self._path, self._read = path, read
         self._kept = dict(kept)
-        self._seen: dict[str, Signature] = {}  # as they were read
-        self._before: dict[str, Signature] | None = None  # as the last look found them
+        self._seen: dict[str, Signature] = {}  # as read
+        self._before: dict[str, Signature] | None = None  # as the last poll found them
         self._pools: dict[str, tuple[ServedInstance, ...]] = {}
         self._messages: dict[str, list[Message]] = {}
         self._problem: Message | None = None  # of the folder itself
-        self._unknown: set[str] = set()  # files that have never been good, as far as is known
+        self._unknown: set[str] = set()  # files that were never valid
 
     @property
     def trusted(self) -> bool:
-        """Whether it is known what every file says, or said."""
+        """Whether the pools of every file are known, at least from its last valid text."""
         return self.distrust is None
 
     @property
     def distrust(self) -> Message | None:
-        """What is wrong with the folder, or with the first of the files that have never been good."""
+        """The error of the folder, or of the first file that was never valid."""
         unknown = (message for path in sorted(self._unknown) for message in self._messages[path])
         return self._problem or next((message for message in unknown if not message.warning), None)
 
     def pools(self) -> list[ServedInstance]:
-        """Return the pools of all files, each name once: that of the first file holds."""
+        """Return the pools of all files, each name once: the first file wins."""
         found: dict[str, ServedInstance] = {}
         for path in sorted(self._pools):
             for pool in self._pools[path]:
@@ -60,12 +58,12 @@ class FollowedPools:
         return list(found.values())
 
     def kept(self) -> dict[str, tuple[KeptInstance, ...]]:
-        """Return what a later agent needs of each file."""
+        """Return what the next agent needs of each file."""
         out = {path: tuple(_kept_of(pool) for pool in pools) for path, pools in self._pools.items()}
         return {path: tuple(kept) for path, kept in self._kept.items()} | out
 
     def messages(self) -> list[Message]:
-        """Return what is wrong, in a stable order."""
+        """Return the messages, in a stable order."""
         found = [self._problem] if self._problem else []
         for path in sorted(self._messages):
             found += self._messages[path]
@@ -81,14 +79,14 @@ class FollowedPools:
         return found
 
     def look(self) -> bool:
-        """Look at every file and read what is due; return whether pools or messages may have changed. Blocks for milliseconds."""
+        """Poll every file and read changed ones; return whether pools or messages may have changed. Blocks for milliseconds."""
         paths = self._list()
         first, before = self._before is None, self._before or {}
         if paths is None:
             if first:
                 self._recall(self._kept)
             changed, self._before = first or self._problem is None, before
-            self._problem = Message(self._missing(), "the pools of before are served", file=self._path)
+            self._problem = Message(self._missing(), "the previous pools are served", file=self._path)
             return changed
         changed, self._problem = first or self._problem is not None, None
         self._before = {path: _signature(path) for path in paths}
@@ -103,12 +101,12 @@ class FollowedPools:
         return changed
 
     def _list(self) -> list[str] | None:
-        """Return the paths of the files; None when the folder cannot be read: then nothing counts as removed."""
+        """Return the paths of the files; None if the folder cannot be read: then nothing counts as removed."""
         try:
             names = os.listdir(self._path)
         except NotADirectoryError:
             return [self._path]
-        except FileNotFoundError:  # a file that is gone says that there is no pool; a folder that is gone says nothing
+        except FileNotFoundError:  # a removed file means that there is no pool; a removed folder means nothing
             return [] if self._path.endswith(SUFFIXES) and os.path.isdir(os.path.dirname(self._path) or ".") else None
         except OSError:
             return None
@@ -118,16 +116,16 @@ class FollowedPools:
     def _missing(self) -> str:
         if os.path.lexists(self._path):
             return "the folder of pool files cannot be read"
-        return "there is no such folder of pool files; an empty one says that there are no pools"
+        return "there is no such folder of pool files; an empty one means that there are no pools"
 
     def _take(self, path: str) -> None:
-        """Read a file; what is wrong with it keeps what it said before."""
+        """Read a file; an invalid one keeps its previous pools."""
         try:
             instances, warnings = self._read(path)
             pools, messages = _pools_of(path, instances)
         except (LbError, OSError) as error:
             self._recall({path: self._kept.get(path, ())} if path not in self._pools else {})
-            kept = "what it said when it was good is served" if path in self._pools else "nothing of it is served"
+            kept = "its last valid pools are served" if path in self._pools else "nothing of it is served"
             self._unknown |= {path} - self._pools.keys()
             self._messages[path] = _faults(path, error, kept)
             return
@@ -136,7 +134,7 @@ class FollowedPools:
         self._messages[path] = [*warnings, *messages]
 
     def _recall(self, kept: Mapping[str, Sequence[KeptInstance]]) -> None:
-        """Serve what an earlier agent served of these files."""
+        """Serve the pools that an earlier agent served of these files."""
         for path, instances in kept.items():
             if instances:
                 self._pools[path] = _pools_of(path, [_instance_of(each) for each in instances])[0]
@@ -152,7 +150,7 @@ class FollowedPools:
 
 
 def _faults(path: str, error: LbError | OSError, kept: str) -> list[Message]:
-    """Return what is wrong with a file, and where."""
+    """Return the error of a file, with its place."""
     if isinstance(error, PoolFaults):
         return [fault if fault.warning else replace(fault, kept=kept) for fault in error.faults]
     if isinstance(error, ConfigError) and error.file:
@@ -161,7 +159,7 @@ def _faults(path: str, error: LbError | OSError, kept: str) -> list[Message]:
 
 
 def _pools_of(path: str, instances: Sequence[Instance]) -> tuple[tuple[ServedInstance, ...], list[Message]]:
-    """Return the pools that this host serves, and what is wrong with others."""
+    """Return the pools that this host serves, and messages about others."""
     pools, messages = [], []
     mine = [each for each in instances if each.mode is Mode.NATIVE and each.ssh is None]
     for order, instance in enumerate(mine):

@@ -1,4 +1,4 @@
-"""The checkers that are running: one for each address and ProbeSpec, shared by instances with the same check of a server."""
+"""The running checkers: one for each address and ProbeSpec, shared by instances with the same check of a server."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from lbagent.task_failure import log_failure
 
 Key = tuple[L3n4Addr, ProbeSpec]
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-# Checks a second: with more, most go on with the TLS connection of the one before (a handshake costs a millisecond or two), and so
-# many handshakes a second are left. Each check connects by TCP anyway: a server that takes no connections is found at any rate.
+# Checks per second: with more, most reuse the TLS connection of the previous check (a handshake costs 1 to 2 ms), and this many
+# handshakes per second remain. Each check connects by TCP anyway, which detects a server that accepts no connections.
 MANY_A_SECOND, FRESH_A_SECOND = 25.0, 8.0
 
 
@@ -29,7 +29,7 @@ class HealthChecks:
     """Starts, ends and reads checkers. Use it inside the event loop."""
 
     def __init__(self, on_change: Callable[[], None], kept: Iterable[KeptHealth]) -> None:
-        """`kept` is how servers were when an earlier agent ended: it holds until they are found to be otherwise."""
+        """`kept` is the health of servers when an earlier agent ended: it holds until a check changes it."""
         self.seconds = Histogram(BOUNDS_S)
         self.results: dict[Key, Counter[Result]] = {}
         self._on_change = on_change
@@ -37,7 +37,7 @@ class HealthChecks:
         self._contexts = Contexts()
         self._checkers: dict[Key, tuple[Checker, asyncio.Task[None]]] = {}
         self._rate = 0.0
-        self._clock: LoopClock | None = None  # from the first use: there is an event loop then
+        self._clock: LoopClock | None = None  # set at the first use: an event loop runs then
 
     def use(self, keys: set[Key]) -> None:
         """Check these, and no others."""
@@ -47,7 +47,7 @@ class HealthChecks:
             self.results.pop(key, None)
         for key in keys - self._checkers.keys():
             self._start(key)
-        self._kept.clear()  # what is not used now is not known any more when it comes back
+        self._kept.clear()  # the health of a server that is not in use is dropped
         self._rate = sum(1 / check.interval for _, check in self._checkers)
 
     def _start(self, key: Key) -> None:
@@ -73,25 +73,25 @@ class HealthChecks:
         self._checkers[key] = checker, task
 
     def _uses(self) -> int:
-        """Return for how many checks a connection is used."""
+        """Return how many checks use one connection."""
         return 1 if self._rate <= MANY_A_SECOND else round(self._rate / FRESH_A_SECOND)
 
     def checker(self, server: L3n4Addr, check: ProbeSpec) -> Checker | None:
-        """Return what checks a server, if anything does."""
+        """Return the checker of a server, if there is one."""
         found = self._checkers.get((server, check))
         return found[0] if found else None
 
     def is_down(self, server: L3n4Addr, check: ProbeSpec) -> bool:
-        """Return whether a server was found down; one that was not checked yet counts as up."""
+        """Return whether a server is down; before its first check it counts as up."""
         checker = self.checker(server, check)
         return checker is not None and not checker.health.up
 
     def all(self) -> dict[Key, Health]:
-        """Return the health of every server that is checked."""
+        """Return the health of every checked server."""
         return {key: checker.health for key, (checker, _) in self._checkers.items()}
 
     def kept(self) -> tuple[KeptHealth, ...]:
-        """Return what a later agent needs: how each server is that was checked."""
+        """Return what the next agent needs: the health of each checked server."""
         found = ((key, checker.health) for key, (checker, _) in self._checkers.items() if checker.health.since)
         return tuple(
             KeptHealth(server.with_protocol(), check, health.up, health.since, health.last)

@@ -1,7 +1,7 @@
-"""What native mode keeps over restarts of the agent: the last good pools, the addresses of names, which servers are up.
+"""What native mode keeps over restarts of the agent: the last valid pools, the addresses of names, which servers are up.
 
-One JSON file in the state directory, replaced whole. Instances are kept as they are served, without what leads to a host, so
-that no secret of a pool file gets here. A file that cannot be read counts as none.
+One JSON file in the state directory, replaced atomically. Instances are stored as they are served, without the access to a host, so
+that it has no secrets of pool files. An unreadable file counts as missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_BYTES = 16 << 20
 
 
 class KeptInstance(Struct, frozen=True, kw_only=True):
-    """An instance of native mode: what its service on this host needs of it."""
+    """An instance of native mode: the fields that this host needs to serve it."""
 
     pool: str
     name: str
@@ -37,7 +37,7 @@ class KeptInstance(Struct, frozen=True, kw_only=True):
 
 
 class KeptHealth(Struct, frozen=True):
-    """How a server was: `address` as ADDRESS:PORT/TCP."""
+    """The health of a server: `address` as ADDRESS:PORT/TCP."""
 
     address: str
     check: ProbeSpec
@@ -47,7 +47,7 @@ class KeptHealth(Struct, frozen=True):
 
 
 class Kept(Struct, frozen=True):
-    """Everything that is kept. Pools are by the path of their file, addresses (texts) by the name of the host."""
+    """The stored state. Pools are by the path of their file, addresses (texts) by the name of the host."""
 
     version: int = VERSION
     pools: dict[str, tuple[KeptInstance, ...]] = {}
@@ -56,34 +56,36 @@ class Kept(Struct, frozen=True):
 
 
 class KeptFile:
-    """The file. `problem` is why it cannot be written."""
+    """The file. `problem` is the reason why it cannot be written."""
 
     def __init__(self, state_dir: str) -> None:
         self.path = os.path.join(state_dir, FILE)
         self.problem = ""
 
     def read(self) -> Kept:
-        """Return what was kept; nothing when the file is missing, broken, or of another version."""
+        """Return the stored state; an empty one if the file is missing, invalid, or of another version."""
         try:
             kept = msgspec.json.decode(read_regular(self.path, MAX_BYTES), type=Kept)
         except FileNotFoundError:
             return Kept()
         except (OSError, *DECODING_ERRORS) as error:
-            log.warning("what was kept of native pools cannot be read", extra={"file": self.path, "error": str(error)})
+            log.warning(
+                "the stored state of native pools cannot be read", extra={"file": self.path, "error": str(error)}
+            )
             return Kept()
         if kept.version != VERSION:
-            log.warning("what was kept of native pools is of another version", extra={"file": self.path})
+            log.warning("the stored state of native pools has another version", extra={"file": self.path})
             return Kept()
         return kept
 
     def write(self, kept: Kept) -> None:
-        """Replace the file; called in a thread. A failure is logged once, and kept in `problem`."""
+        """Replace the file; called in a thread. A failure is logged once, and is in `problem`."""
         try:
             make_private(os.path.dirname(self.path))
             replace_private(self.path, msgspec.json.encode(kept))
         except OSError as error:
             if not self.problem:
-                log.warning("what native pools need after a restart cannot be kept", extra={"error": str(error)})
+                log.warning("the state of native pools cannot be stored for a restart", extra={"error": str(error)})
             self.problem = f"{self.path} cannot be written: {error.strerror}"
         else:
             self.problem = ""

@@ -1,4 +1,4 @@
-"""Which binds belong to a process: one that listens there keeps its connections, and nothing is diverted from it. Pure."""
+"""Which binds belong to a process: a process that listens there keeps its connections, and none are diverted. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lbagent.model.family import Family
 
 
 def listener_at(bind: Bind, listeners: Iterable[ConnectedSocket]) -> str:
-    """Return where a process listens that would lose connections to the bind, as ADDRESS:PORT; '' when none does.
+    """Return the ADDRESS:PORT of a listener that would lose connections to the bind; '' if there is none.
 
-    A listener on all addresses has the bind, and a bind of all addresses every listener's. A socket of [::] has IPv4, too,
-    unless it says that it has not (IPV6_V6ONLY).
+    A listener on all addresses conflicts with every bind, and a bind of all addresses with every listener. A socket of [::] also
+    accepts IPv4, unless IPV6_V6ONLY is set.
     """
     for found in listeners:
         address, port = found.local

@@ -1,6 +1,6 @@
 """The pool files of this host as a source of objects: their instances, addresses of names, health, and free binds.
 
-Every event sets one flag; one task then builds all objects again and reports what changed. Nothing here writes a map.
+Every event sets one flag; one task then rebuilds all objects and reports the changes. Nothing here writes a map.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from lbagent.probes.probe_spec import ProbeSpec
 
 log = logging.getLogger(__name__)
 POOL_FILE_POLL_INTERVAL_S = 0.25
-WRITE_RETRY_DELAY_S = 5.0  # of the file that a later agent reads, after a failure
+WRITE_RETRY_DELAY_S = 5.0  # until the next write, after a failure, of the file for the next agent
 LISTENERS_S = (
-    1.0  # between two looks at what listens on this host; while a bind is taken, every look at the files is one
+    1.0  # between two reads of this host's listeners; while a bind is in use, each poll of the files reads them too
 )
 
 Servers = dict[ServerName, tuple[L3n4Addr, ...]]
@@ -47,11 +47,11 @@ OnDown = Callable[[ServedInstance, L3n4Addr], None]
 
 
 class PoolsReport(NamedTuple):
-    """The pools of which objects were reported, and what these objects were made from."""
+    """The pools of the reported objects, and the inputs of these objects."""
 
     pools: Sequence[ServedInstance]
     servers: Mapping[str, Servers]  # of each pool, by its key
-    taken: Mapping[str, str]  # by key of a pool: where a process listens that has its bind
+    taken: Mapping[str, str]  # by key of a pool: address of the process that has its bind
     health: Mapping[Key, Health]
 
 
@@ -59,9 +59,9 @@ class NativeSource:
     """Implements objects.source.Source. Status and metrics show `shown`."""
 
     name = SOURCE
-    remedy = "bring the pool files back; an empty folder says that there are no pools"
+    remedy = "restore the pool files; an empty folder means that there are no pools"
     held = 0
-    remembered = False  # what it keeps is written before it is served
+    remembered = False  # the state is stored before it is served
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class NativeSource:
         lookup: Lookup = look_up,
         listeners: Callable[[], Sequence[ConnectedSocket]] = sock_diag.tcp_listeners,
     ) -> None:
-        """Read what an earlier agent kept; `run` reads the files."""
+        """Read the stored state of an earlier agent; `run` reads the files."""
         self.synced = asyncio.Event()
-        self.on_down: OnDown = lambda _pool, _server: None  # called when a server of a pool is found down
+        self.on_down: OnDown = lambda _pool, _server: None  # called when a server of a pool goes down
         self.pools: list[ServedInstance] = []
         self.servers: dict[str, Servers] = {}  # of each pool, by its key
-        self.taken: dict[str, str] = {}  # by key of a pool: where a process listens that has its bind
+        self.taken: dict[str, str] = {}  # by key of a pool: address of the process that has its bind
         self._changed, self._to_keep = asyncio.Event(), asyncio.Event()
         self._keeper = KeptFile(state_dir)
         kept = self._written = self._keeper.read()
@@ -96,12 +96,12 @@ class NativeSource:
 
     @property
     def trusted(self) -> bool:
-        """Whether it is known what every file says, or said when it was good."""
+        """Whether the pools of every file are known, at least from its last valid text."""
         return self._files.trusted
 
     @property
     def distrust(self) -> Message | None:
-        """What is wrong with the folder, or with a file that was never good."""
+        """The error of the folder, or of a file that was never valid."""
         return self._files.distrust
 
     @property
@@ -118,11 +118,11 @@ class NativeSource:
         )
 
     def problems(self) -> Sequence[Message]:
-        """Return what is wrong with files, binds and servers."""
+        """Return the messages about files, binds and servers."""
         return self._messages
 
     def resume(self) -> None:
-        """Do nothing: what was kept is read anyway."""
+        """Do nothing: the stored state is read anyway."""
 
     async def run(self, on_change: OnChange) -> None:
         """Follow files, names, servers and listeners until cancelled."""
@@ -162,7 +162,7 @@ class NativeSource:
         try:
             listeners = await asyncio.to_thread(self._listeners) if pools else ()
         except OSError as error:
-            log.warning("what listens on this host is not known", extra={"error": str(error)})
+            log.warning("the listeners of this host cannot be read", extra={"error": str(error)})
             return
         by_port: dict[int, list[ConnectedSocket]] = {}
         for each in listeners:
@@ -185,7 +185,7 @@ class NativeSource:
     def shown_health(self, server: L3n4Addr, check: ProbeSpec) -> Health | None:
         """Return the health of a server, with its last check; None where it is not checked.
 
-        A server that was found up or down counts as such once the maps hold that.
+        A new result counts when the maps have it.
         """
         in_force, checker = self.shown.health.get((server, check)), self.health.checker(server, check)
         if checker is None or (in_force and in_force.up != checker.health.up):
@@ -193,7 +193,7 @@ class NativeSource:
         return checker.health
 
     async def follow_maps(self, settled: Callable[[], Awaitable[None]]) -> None:
-        """Follow which report is in the maps until cancelled; `settled` returns when what was reported so far is there."""
+        """Follow which report is in the maps until cancelled; `settled` returns when the maps contain all earlier reports."""
         while True:
             await self._has_reported.wait()
             self._has_reported.clear()
@@ -201,10 +201,10 @@ class NativeSource:
             await settled()
             self.in_force = reported
 
-    # --- what follows from all of it ---
+    # --- building the objects ---
 
     def _update(self, on_change: OnChange) -> None:
-        """Build all objects again; report what changed, then which servers went down."""
+        """Rebuild all objects; report the changes, then which servers went down."""
         self.pools = self._files.pools()
         self._names.use({server.host for pool in self.pools for server in pool.servers if server.address is None})
         known = self._names.addresses
@@ -238,13 +238,14 @@ class NativeSource:
 
     def _further_messages(self) -> list[Message]:
         found = [
-            Message(text, "its last addresses hold", warning=True) for text in sorted(self._names.problems.values())
+            Message(text, "its last addresses stay in use", warning=True)
+            for text in sorted(self._names.problems.values())
         ]
         checkers = (self.health.checker(*key) for key in self.health.results)
         unusable = sorted({each.problem for each in checkers if each is not None and each.problem})
-        found += [Message(text, "servers are not checked, and stay as they are") for text in unusable]
+        found += [Message(text, "servers are not checked, and keep their health") for text in unusable]
         if self._keeper.problem:
-            found.append(Message(self._keeper.problem, "a restart will not know the pools", warning=True))
+            found.append(Message(self._keeper.problem, "the pools are lost at a restart", warning=True))
         return found
 
     def _report(
@@ -264,7 +265,7 @@ class NativeSource:
             on_change(changes)
 
     async def _keep(self) -> None:
-        """Write what a later agent needs, as soon as it changes; what cannot be written is tried again."""
+        """Write the state for the next agent when it changes; retry after a failure."""
         while True:
             now = Kept(pools=self._files.kept(), addresses=self._names.kept(), health=self.health.kept())
             if _lasting(now) != _lasting(self._written) or self._keeper.problem:
@@ -280,7 +281,7 @@ class NativeSource:
 
 
 def _lasting(kept: Kept) -> Any:
-    """Return what is worth a write: not the words of each check."""
+    """Return the state to store: without the text of each check."""
     return kept.pools, kept.addresses, [(each.address, each.check, each.up, each.since) for each in kept.health]
 
 

@@ -1,4 +1,4 @@
-"""What an instance of native mode is in the State: a Service of namespace `apilb` and an EndpointSlice for each IP family. Pure."""
+"""The objects of an instance of native mode: a Service of namespace `apilb` and an EndpointSlice for each IP family. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PORT_NAME = "https"
 
 
 class Bind(Struct, frozen=True):
-    """Where an instance is served: addresses, and a port in host order. [::] is every address of both families."""
+    """The address on which an instance is served, and a port in host order. [::] is every address of both families."""
 
     addresses: tuple[bytes, ...]
     port: int
@@ -32,18 +32,18 @@ class Bind(Struct, frozen=True):
         """Read ADDRESS:PORT or [ADDRESS]:PORT. Raises ValueError."""
         found = parse_bind(text)
         address = parse_ip(found.host)
-        if address == Family.IPV6.unspecified:  # as a socket that listens there
+        if address == Family.IPV6.unspecified:  # as for a listening socket
             return cls((Family.IPV4.unspecified, address), found.port)
         return cls((address,), found.port)
 
     def holds(self, address: bytes, port: int) -> bool:
-        """Return whether a connection to this address and port is to this bind."""
+        """Return whether this bind serves connections to this address and port."""
         anywhere = Family.of(address).unspecified in self.addresses
         return port == self.port and (anywhere or address in self.addresses)
 
 
 class ServerName(Struct, frozen=True):
-    """A server as an instance names it: HOST or HOST:PORT. `text` is as in its file."""
+    """A server of an instance: HOST or HOST:PORT. `text` is as in its file."""
 
     text: str
     host: str
@@ -80,7 +80,7 @@ class ServedInstance(Struct, frozen=True):
 
     @property
     def full_name(self) -> str:
-        """How messages name it, with KIND in front."""
+        """Its name in messages, after KIND."""
         return full_name(self.instance)
 
 
@@ -100,7 +100,7 @@ Addresses = Mapping[str, Sequence[bytes]]  # by name of a host
 
 
 def addresses_of(pool: ServedInstance, known: Addresses) -> dict[ServerName, tuple[L3n4Addr, ...]]:
-    """Return the addresses of each server that connections to the bind can be given: of its families."""
+    """Return the addresses of each server that can serve the bind: those of its families."""
     families = {Family.of(address) for address in pool.bind.addresses}
     found = {}
     for server in pool.servers:
@@ -113,7 +113,7 @@ def addresses_of(pool: ServedInstance, known: Addresses) -> dict[ServerName, tup
 def objects_of(
     pool: ServedInstance, servers: Mapping[ServerName, Sequence[L3n4Addr]], down: Mapping[L3n4Addr, bool]
 ) -> tuple[Service, list[EndpointSlice]]:
-    """Return the Service of a pool and its slices: one for each IP family and port. `down` says which addresses are."""
+    """Return the Service of a pool and its slices: one for each IP family and port. `down` returns whether an address is down."""
     ports = (ServicePort(PORT_NAME, L4Type.TCP, pool.bind.port),)
     families = tuple(dict.fromkeys(Family.of(address) for address in pool.bind.addresses))
     name = pool.instance.name
@@ -141,7 +141,7 @@ def objects_of(
 def messages_of(
     pool: ServedInstance, servers: Mapping[ServerName, Sequence[L3n4Addr]], known: Addresses
 ) -> list[Message]:
-    """Return what is wrong with the servers of a pool."""
+    """Return the messages about the servers of a pool."""
     found = []
     for server, addresses in servers.items():
         if addresses:

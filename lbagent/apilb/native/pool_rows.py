@@ -1,4 +1,4 @@
-"""Instances of native mode as the API and the metrics show them: as the maps serve them, not as they are going to be served."""
+"""Instances of native mode for the API and the metrics: as the maps serve them, not as the files have them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _row(source: NativeSource, pool: ServedInstance, connections: Counter[tuple[
 def _servers(
     source: NativeSource, pool: ServedInstance
 ) -> Iterator[tuple[ServerName, tuple[L3n4Addr, ...], list[tuple[Health, Checker | None]]]]:
-    """Yield each server with its addresses, and the health of those that are checked, with what checks them now."""
+    """Yield each server with its addresses, and for checked ones their health and checker."""
     for server, addresses in source.shown.servers.get(pool.key, {}).items():
         found = [(source.shown_health(each, pool.check), source.health.checker(each, pool.check)) for each in addresses]
         yield server, addresses, [(health, checker) for health, checker in found if health]

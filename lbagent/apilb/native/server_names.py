@@ -1,4 +1,4 @@
-"""Resolves the names of servers in threads, every 30 s. While that fails the last addresses stay."""
+"""Resolves the names of servers in threads, every 30 s. On a failure the last addresses stay."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from lbagent.task_failure import log_failure
 log = logging.getLogger(__name__)
 RESOLVE_INTERVAL_S = 30.0
 RESOLVE_RETRY_DELAY_S = 2.0  # for a name that has no address yet
-MAX_CONCURRENT_LOOKUPS = 4  # a resolver that hangs delays other names, never the loop
+MAX_CONCURRENT_LOOKUPS = 4  # a hanging resolver delays other names, never the loop
 MAX_ADDRESSES = 64  # of a name
 
 Lookup = Callable[[str], list[bytes]]
 
 
 def look_up(host: str) -> list[bytes]:
-    """Return the addresses of a name, packed, sorted: resolvers turn them around. Blocks. Raises OSError."""
+    """Return the addresses of a name, packed, sorted: resolvers rotate them. Blocks. Raises OSError."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     texts = {str(item[4][0]) for item in found if "%" not in str(item[4][0])}
     return sorted({parse_ip(text) for text in texts}, key=lambda each: (len(each), each))[:MAX_ADDRESSES]
 
 
 class ServerNames:
-    """The names that are in use, with their addresses."""
+    """The names in use, with their addresses."""
 
     def __init__(
         self, on_change: Callable[[], None], known: Mapping[str, tuple[str, ...]], lookup: Lookup = look_up
     ) -> None:
-        """`known` are addresses that an earlier agent found, as texts."""
+        """`known` are addresses from an earlier agent, as texts."""
         self.addresses: dict[str, tuple[bytes, ...]] = {
             host: tuple(parse_ip(text) for text in texts) for host, texts in known.items()
         }
@@ -87,7 +87,7 @@ class ServerNames:
 
 
 async def _in_thread(function: Lookup, host: str) -> list[bytes]:
-    """Call it in a thread that does not hold up the end of the process, as those of asyncio.to_thread do."""
+    """Call it in a thread that does not delay the end of the process, unlike asyncio.to_thread."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[list[bytes]] = loop.create_future()
 
@@ -108,7 +108,7 @@ async def _in_thread(function: Lookup, host: str) -> list[bytes]:
         try:
             loop.call_soon_threadsafe(give, result)
         except RuntimeError:
-            return  # the loop has ended meanwhile
+            return  # the loop has ended in the meantime
 
     threading.Thread(target=work, name=f"look up {host}", daemon=True).start()
     return await done

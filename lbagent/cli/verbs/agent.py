@@ -16,9 +16,9 @@ def agent(**flags: Any) -> None:
     """Run the agent in the foreground; logs go to stderr.
 
     Every flag is also a key of the --config file and an environment variable (--node-ip: node-ip, LBAGENT_NODE_IP). SIGTERM ends
-    the agent and leaves the datapath serving; SIGHUP rereads the configuration; `lbagent cleanup` takes the datapath away.
+    the agent and the datapath keeps serving; SIGHUP rereads the configuration; `lbagent cleanup` removes the datapath.
     """
-    settings = from_flags(flags)  # refused before anything is loaded
+    settings = from_flags(flags)  # rejected before anything is loaded
     from lbagent.agent.app import run_agent
 
     try:
@@ -31,7 +31,7 @@ def agent(**flags: Any) -> None:
 
 
 def _log_end(error: Exception) -> None:
-    """Say in the log why the agent ends: a program that reads JSON lines reads nothing else."""
+    """Log why the agent ends: a collector of JSON lines reads nothing else."""
     import logging
 
     expected = isinstance(error, LbError)

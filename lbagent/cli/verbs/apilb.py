@@ -1,4 +1,4 @@
-"""`lbagent apilb`: load balancers in front of API servers: what pool files say, and what is done about it on hosts."""
+"""`lbagent apilb`: load balancers in front of API servers: reads pool files and deploys their instances on hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 NO_CHANGES = "No changes required"
 FILES = "File of pools, - for stdin; repeatable: all files are one document (config.yaml and state.yaml)."
 STATE = "The state file (default: state.yaml beside the first file)."
-MODE = "Serve every instance so, whatever the files say."
+MODE = "Serve every instance in this mode; overrides the files."
 
 
 def _place(row: Row) -> str:
@@ -68,21 +68,21 @@ STATUS = Listing(
 
 
 def _counted(servers: list[Row]) -> str:
-    """Return `2/3`; nothing when no server's health is known."""
+    """Return `2/3`; an empty text when no server's health is known."""
     known = [each["up"] for each in servers if each["up"] is not None]
     return f"{sum(known)}/{len(servers)}" if known else ""
 
 
 def files_options(command: F, *, locked: bool = False) -> F:
-    """Add [POOL], -f, --strict, --mode and --state; the command gets `files`, `pool` and `state_path`. Faults end it with 2.
+    """Add [POOL], -f, --strict, --mode and --state; the command gets `files`, `pool` and `state_path`. Errors in files: exit 2.
 
-    `locked`: no other such command reads or writes the state meanwhile.
+    `locked`: no other such command reads or writes the state at the same time.
     """
 
     @click.argument("pool", default="")
     @click.option("-f", "--file", "paths", multiple=True, required=True, metavar="FILE", help=FILES)
     @click.option("--state", "state_path", default="", metavar="FILE", help=STATE)
-    @click.option("--strict", is_flag=True, help="Refuse keys that are not known; else they are warned of.")
+    @click.option("--strict", is_flag=True, help="Reject unknown keys; without it, print a warning for each.")
     @click.option("--mode", type=click.Choice(["haproxy", "native"]), help=MODE)
     @functools.wraps(command)
     def wrapped(paths: tuple[str, ...], state_path: str, strict: bool, mode: str | None, **kwargs: Any) -> Any:
@@ -114,11 +114,11 @@ locked_files_options = functools.partial(files_options, locked=True)
 def apilb() -> None:
     """Load balancers in front of API servers: HAProxy containers, or BPF programs without a proxy (mode native).
 
-    Faults of files: one a line, `FILE:LINE: FIELD: what is wrong`, exit code 2.
+    Errors in files: one per line, `FILE:LINE: FIELD: what is wrong`, exit code 2.
     """
 
 
-@apilb.command(short_help="What was understood of the files.")
+@apilb.command(short_help="Show the instances of the files, with defaults.")
 @files_options
 @form_option("table", "wide", "json", "yaml", "name")
 def show(files: PoolFiles, pool: str, state_path: str, form: str) -> None:
@@ -131,13 +131,13 @@ def show(files: PoolFiles, pool: str, state_path: str, form: str) -> None:
     output.show(INSTANCES, rows, Style(form))
 
 
-@apilb.command(short_help="The file of an instance: haproxy.cfg, or what the agent reads.")
+@apilb.command(short_help="Print the file of an instance: haproxy.cfg, or the agent's pool file.")
 @files_options
-@click.option("--instance", "name", default="", metavar="NAME", help="Of this instance (default: of all).")
+@click.option("--instance", "name", default="", metavar="NAME", help="Only this instance (default: all).")
 def render(files: PoolFiles, pool: str, state_path: str, name: str) -> None:
-    """Print haproxy.cfg, which `haproxy -c -f` reads; of an instance of native mode the pool file that its host's agent reads.
+    """Print haproxy.cfg, which `haproxy -c -f` reads; for an instance of native mode, the pool file that its host's agent reads.
 
-    Each of several instances is behind a line that names it. `--mode haproxy` prints haproxy.cfg for all.
+    A line with its name precedes each of several instances. `--mode haproxy` prints haproxy.cfg for all.
     """
     del state_path
     from lbagent.apilb.deployment import PoolChoice
@@ -152,15 +152,15 @@ def render(files: PoolFiles, pool: str, state_path: str, name: str) -> None:
         click.echo(native_file(each) if each.mode is Mode.NATIVE else haproxy_config(each), nl=False)
 
 
-@apilb.command(short_help="What apply would do.")
+@apilb.command(short_help="Show what apply would do.")
 @files_options
-@click.option("--offline", is_flag=True, help="Reach no host: take the state's word for what is there.")
+@click.option("--offline", is_flag=True, help="Connect to no host: trust the state file.")
 @form_option("table", "json", "yaml")
 def plan(files: PoolFiles, pool: str, state_path: str, offline: bool, form: str) -> int:
-    """Compare what is wanted with what is there.
+    """Compare the files with what the hosts have.
 
-    Exit code 0: nothing to do. 1: something. 2: wrong input. 4: a file that is not lbagent's is in the way. 5: a host or its
-    container runtime is not reached; the others are shown.
+    Exit code 0: nothing to do. 1: there are steps. 2: wrong input. 4: a file that is not lbagent's is in the way. 5: a host or its
+    container runtime is not reachable; the others are shown.
     """
     from lbagent.apilb.deployment import Deployment
 
@@ -173,16 +173,16 @@ def plan(files: PoolFiles, pool: str, state_path: str, offline: bool, form: str)
     return deployment.exit_code or int(any(step.changes for step in steps))
 
 
-@apilb.command(short_help="Make it so.")
+@apilb.command(short_help="Apply the plan.")
 @locked_files_options
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @click.option("--pull", is_flag=True, help="Pull an image that is missing on a host.")
 def apply(files: PoolFiles, pool: str, state_path: str, yes: bool, pull: bool) -> int:
-    """Show the plan, ask, and carry it out. The state is written after each step; a second apply ends what a first one began.
+    """Show the plan, ask, and apply it. The state is written after each step; a second apply completes an interrupted one.
 
-    Exit code 0: all is as wanted. 1: something failed, other steps are done. Where nothing was done, 2: wrong input; 3: an
-    image is missing; 4: no terminal to ask on and no --yes, a name is taken, or another apply is at work; 5: a host or its
-    runtime is not reached.
+    Exit code 0: the hosts match the files. 1: a step failed, the others are done. Where nothing was done, 2: wrong input; 3: an
+    image is missing; 4: no terminal to ask on and no --yes, a name is taken, or another apply is running; 5: a host or its
+    runtime is not reachable.
     """
     from lbagent.apilb.deployment import Deployment
 
@@ -191,21 +191,21 @@ def apply(files: PoolFiles, pool: str, state_path: str, yes: bool, pull: bool) -
 
 @apilb.command(short_help="Remove what was deployed.")
 @locked_files_options
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Skip the confirmation.")
 def destroy(files: PoolFiles, pool: str, state_path: str, yes: bool) -> int:
-    """Remove every container and file that is deployed. Exit codes are those of apply."""
+    """Remove every deployed container and file. The exit codes are those of apply."""
     from lbagent.apilb.deployment import Deployment
 
     return _carry_out(Deployment(files, state_path=state_path, pool=pool, remove=True), yes=yes)
 
 
-@apilb.command(short_help="The state, as found on the hosts.")
+@apilb.command(short_help="Print the state of the hosts.")
 @files_options
-@click.option("--offline", is_flag=True, help="Reach no host: print what the state says.")
+@click.option("--offline", is_flag=True, help="Connect to no host: print the state file's entries.")
 def export(files: PoolFiles, pool: str, state_path: str, offline: bool) -> int:
-    """Print `state:`, to be kept or put behind the configuration. No password and no key is in it.
+    """Print `state:`, to keep or to append to the configuration. It has no passwords and no keys.
 
-    Exit code 5: a host is not reached; of it is printed what the state says.
+    Exit code 5: a host is not reachable; its part is printed from the state file.
     """
     from lbagent.apilb.deployment import Deployment
 
@@ -218,14 +218,14 @@ def export(files: PoolFiles, pool: str, state_path: str, offline: bool) -> int:
     return deployment.exit_code
 
 
-@apilb.command(short_help="Containers and servers: running, up, down.")
+@apilb.command(short_help="Show containers and servers: running, up, down.")
 @files_options
 @socket_option
 @form_option("table", "json", "yaml", "name")
 def status(files: PoolFiles, pool: str, state_path: str, socket: str, form: str) -> int:
-    """Show what each host has, and which servers are up, as HAProxy says; of native mode on this host, as its agent says.
+    """Show what each host has, and which servers are up: HAProxy reports it, or this host's agent for native mode.
 
-    Exit code 5: a host is not reached; its error is its status.
+    Exit code 5: a host is not reachable; its error is its status.
     """
     from lbagent.apilb.deployment import Deployment, exit_code
     from lbagent.apilb.deployment_rows import status_row
@@ -249,7 +249,7 @@ async def _health(deployment: Deployment) -> dict[InstanceKey, list[Row]]:
 
 
 def _served_here(socket: str) -> dict[tuple[str, str], list[Row]]:
-    """Return the servers of each instance that an agent of this host serves; nothing, and why, when none says so."""
+    """Return the servers of each instance that an agent of this host serves; nothing, and the reason, when none answers."""
     from lbagent.api.client import AgentClient
     from lbagent.defaults import APILB_SOCKET
 
@@ -275,7 +275,7 @@ def _carry_out(deployment: Deployment, *, yes: bool, pull: bool = False) -> int:
     if any(step.changes for step in steps):
         if not yes:
             _ask()
-        deployment.save()  # what cannot be written is said before anything is done
+        deployment.save()  # an unwritable state is reported before any step
         asyncio.run(deployment.carry_out(steps, _say_step, pull=pull))
         _say_errors(deployment, said)
     else:
@@ -284,7 +284,7 @@ def _carry_out(deployment: Deployment, *, yes: bool, pull: bool = False) -> int:
 
 
 def _ask() -> None:
-    """Raise Refused unless a person says yes."""
+    """Raise Refused unless a person confirms."""
     if not sys.stdin.isatty():
         raise Refused("there is no terminal to ask on; nothing was changed; give --yes to change the hosts")
     if not click.confirm("Change the hosts?", err=True):
@@ -292,7 +292,7 @@ def _ask() -> None:
 
 
 def _show_plan(steps: list[Step], form: str, *, quiet: bool) -> None:
-    """Print the steps; `quiet`: do not say that there is nothing to do, for it is not known."""
+    """Print the steps; `quiet`: print nothing when there are none, as a host may be missing."""
     from lbagent.apilb.deployment_rows import change_lines, step_row
 
     rows = [step_row(step) for step in steps]

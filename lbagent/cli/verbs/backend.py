@@ -1,4 +1,4 @@
-"""`lbagent backend`: list them, say which may take new flows, drain them."""
+"""`lbagent backend`: list backends, set which may take new flows, drain them."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from lbagent.cli.output import FORMATS, Listing, Row, Style, columns_of
 from lbagent.errors import AgentUnreachable, LastBackend, LbError, Refused, TimedOut
 
 F = TypeVar("F", bound=Callable[..., Any])
-STATES = ("active", "maintenance", "quarantined", "terminating")  # the last only to be refused by name
+STATES = ("active", "maintenance", "quarantined", "terminating")  # the last one is rejected with its own message
 POLL_S = 0.5
-PROGRESS_S = 5.0  # seconds between two lines of progress, at the least
-ANSWER_S = 2.0  # an agent has this long for an answer, however short the wait
-RECONNECT_S = 60.0  # a drain is followed again when an agent that went away is back within this time
-STALE_AFTER_S = 1.0  # counts older than this are said to be old
+PROGRESS_S = 5.0  # minimum seconds between two lines of progress
+ANSWER_S = 2.0  # minimum time for an answer of the agent, also when the wait is shorter
+RECONNECT_S = 60.0  # a drain is followed further when the agent restarts within this time
+STALE_AFTER_S = 1.0  # older counts are printed with their age
 
 
 def listing(rows: list[Row], *, always: bool = False) -> Listing:
     """Return how backends are shown.
 
-    A table says only where it is of interest, or `always`, which way packets take (XDP programs run, and leave some to tc), which
-    backends are drained, and who set a state and since when (one was set).
+    A table has these columns only where rows need them, or `always`: the way of packets (XDP programs run, and leave some to tc),
+    the drain of a backend, and who set a state and since when.
     """
     columns = columns_of(BACKENDS, rows, always=always)
     return Listing(columns, name=lambda row: str(row["address"]), key=lambda row: row["address"])
 
 
 def show(rows: list[Row], style: Style) -> None:
-    """Print backends; say on stderr how old their counts of flows are when they are old."""
+    """Print backends; print the age of the flow counts on stderr when they are old."""
     output.show(listing(rows), rows, style)
     age_s = max((row.get("flows_age_s", 0.0) for row in rows), default=0.0)
     if age_s > STALE_AFTER_S and style.form in ("table", "wide"):
@@ -58,11 +58,11 @@ def backend() -> None:
 @click.option("--state", type=click.Choice(STATES), help="List only backends in this state.")
 @list_options
 def list_(socket: str, namespace: str, service: str, node: str, state: str | None, style: Style) -> None:
-    """List backends, each once. Their flows are counted when you ask.
+    """List backends, each once. The command counts their flows.
 
-    WAY says how packets get to a backend: passed up to the stack of this node, sent by xdp, or sent by tc. It is shown with -o
-    wide, and as soon as XDP programs leave the packets of a backend to tc. DRAIN says how many flows a drain has left of those
-    at its start.
+    WAY: how packets get to a backend: passed up to the stack of this node, sent by xdp, or sent by tc. It is shown with -o
+    wide, and when XDP programs leave the packets of a backend to tc. DRAIN: how many flows are left of those at the start of
+    the drain.
     """
     client = AgentClient(socket)
     wanted = service if "/" in service or not service else f"{namespace or 'default'}/{service}"
@@ -99,14 +99,14 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
 
 def named_options(command: F) -> F:
-    """Add --node and --service; the command gets them as `named`, the fields of NamedBackends that are no words."""
+    """Add --node and --service; the command gets them as `named`: fields of NamedBackends."""
 
-    @click.option("--node", default="", metavar="NAME", help="Every backend that is on this node now.")
+    @click.option("--node", default="", metavar="NAME", help="All backends that are on this node now.")
     @click.option(
         "--service",
         default="",
         metavar="NAMESPACE/NAME",
-        help="Every backend that this Service has now (with --node: there).",
+        help="All backends that this Service has now (with --node: on that node).",
     )
     @functools.wraps(command)
     def wrapped(*args: Any, node: str, service: str, **kwargs: Any) -> Any:
@@ -117,9 +117,7 @@ def named_options(command: F) -> F:
 
 def yes_option(command: F) -> F:
     """Add --yes."""
-    return click.option("--yes", is_flag=True, help="Do not ask before the last backend of a Service is taken away.")(
-        command
-    )
+    return click.option("--yes", is_flag=True, help="Skip the confirmation for the last backend of a Service.")(command)
 
 
 @backend.command("set-state", short_help="Set the state of backends.")
@@ -131,10 +129,10 @@ def yes_option(command: F) -> F:
 def set_state(words: tuple[str, ...], named: dict[str, Any], yes: bool, socket: str, form: str) -> None:
     """Set the state of backends: active, maintenance or quarantined. The agent keeps it over restarts.
 
-    BACKEND is ADDRESS:PORT[/PROTOCOL] (without a protocol: of every one), ADDRESS for every port, or pod/NAMESPACE/NAME
-    for every backend of that Pod, now and later. The state beats every BackendState until clear-state.
+    BACKEND is ADDRESS:PORT[/PROTOCOL] (without PROTOCOL: all protocols), ADDRESS for every port, or pod/NAMESPACE/NAME
+    for every backend of that Pod, now and later. The state overrides every BackendState until clear-state.
 
-    The last backend of a Service is taken away only after you have said so, or with --yes. Exit code 4: refused; nothing was
+    The last backend of a Service is taken out only after a confirmation, or with --yes. Exit code 4: refused; nothing was
     changed.
 
     \b
@@ -164,37 +162,37 @@ def _natively_served(client: AgentClient, rows: list[Row]) -> set[str]:
         return found
     try:
         return found & {f"apilb/{row['name']}" for row in client.apilb()}
-    except LbError:  # a namespace of this name, without --apilb
+    except LbError:  # a namespace with this name, without --apilb
         return set()
 
 
 def _set(client: AgentClient, state: str, named: dict[str, Any], *, yes: bool) -> list[Row]:
-    """Set a state; ask before the last backend of a Service is taken away. Raises LastBackend where no person can be asked."""
+    """Set a state; ask before a Service loses its last backend. Raises LastBackend when there is no terminal."""
     return _sparing_last(functools.partial(client.set_state, state=state, **named), yes=yes)
 
 
 def _sparing_last(change: Callable[..., list[Row]], *, yes: bool) -> list[Row]:
-    """Call what sets states; ask before the last backend of a Service is taken away. Raises as `_set`."""
+    """Call a function that sets states; ask before a Service loses its last backend. Raises as `_set`."""
     try:
         return change(spare_last=not yes)
     except LastBackend as error:
         if not sys.stdin.isatty():
             raise LastBackend(f"{error}; nothing was changed; give --yes to do it nevertheless") from None
-        if not click.confirm(f"{error}. Go on?", err=True):
+        if not click.confirm(f"{error}. Continue?", err=True):
             raise Refused("nothing was changed") from None
     return change()
 
 
-@backend.command("clear-state", short_help="Forget a state that was set.")
+@backend.command("clear-state", short_help="Clear a state that was set.")
 @click.argument("words", nargs=-1, metavar="BACKEND...", shell_complete=_complete)
 @named_options
 @socket_option
 @form_option(*FORMATS, text=FITTING)
 def clear_state(words: tuple[str, ...], named: dict[str, Any], socket: str, form: str) -> None:
-    """Forget what set-state and drain set: the manifests have the word again.
+    """Clear what set-state and drain set: the manifests decide again.
 
-    BACKEND is what set-state takes; an address may also be one that no service has any more. Where nothing was set, nothing
-    is changed, and the exit code is 0.
+    BACKEND is as in set-state; it may also be an address that no service has any more. When no state was set, nothing
+    is changed and the exit code is 0.
     """
     answer = AgentClient(socket).clear_state(**split_backends(words, named), **named)
     show(answer["backends"], Style(form))
@@ -207,7 +205,7 @@ def clear_state(words: tuple[str, ...], named: dict[str, Any], socket: str, form
 
 
 def split_words(words: tuple[str, ...], named: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return state and backends of either order. Raises UsageError: a backend has a colon, a slash or dots, a state has none."""
+    """Return state and backends of either order. Raises UsageError. Only a backend has a colon, a slash or dots."""
     states = [word for word in words if not _is_backend(word)]
     backends = tuple(word for word in words if _is_backend(word))
     if len(states) != 1 or words.index(states[0]) not in (0, len(words) - 1):
@@ -219,7 +217,7 @@ def split_words(words: tuple[str, ...], named: dict[str, Any]) -> tuple[str, dic
 
 
 def split_backends(words: tuple[str, ...], named: dict[str, Any]) -> dict[str, Any]:
-    """Return the words as fields of NamedBackends. Raises UsageError when nothing is named, or twice."""
+    """Return the words as fields of NamedBackends. Raises UsageError when no backend is named, or one is named twice."""
     if bool(words) == any(named.values()):
         raise click.UsageError("give addresses like 10.0.0.1:8080/TCP, or pod/NAMESPACE/NAME, or --node or --service")
     hosts = [word for word in words if _is_host(word)]
@@ -259,11 +257,11 @@ def _is_host(word: str) -> bool:
 def drain(words: tuple[str, ...], named: dict[str, Any], yes: bool, socket: str, timeout_s: float) -> None:
     """Set backends to maintenance and wait until their last flow has ended.
 
-    BACKEND is what set-state takes. The last backend of a Service is drained only after you have said so, or with --yes.
+    BACKEND is as in set-state. The last backend of a Service is drained only after a confirmation, or with --yes.
 
-    The agent drains, this command follows it: when it ends early, the drain goes on, also over a restart of the agent. `status`
-    and `backend list` show it. A backend that is drained already goes on so, until the later of both deadlines; `set-state
-    active` and clear-state cancel it.
+    The agent drains, this command follows it: when the command ends early, the drain continues, also over a restart of the agent.
+    `status` and `backend list` show it. A backend that is drained already keeps the later of both deadlines; `set-state active`
+    and clear-state cancel the drain.
 
     Exit code 1: cancelled. 4: refused; nothing was changed. 6: some flows are left; the backends stay in maintenance.
     """
@@ -291,7 +289,7 @@ def drain(words: tuple[str, ...], named: dict[str, Any], yes: bool, socket: str,
 
 
 def _drains(client: AgentClient, names: list[str], deadline: float) -> dict[str, Row]:
-    """Return the drains of backends; waits while the agent restarts. Raises LbError where one of them is there no more."""
+    """Return the drains of backends; waits while the agent restarts. Raises LbError when one was cancelled."""
     gone_since = None
     while True:
         try:
@@ -302,7 +300,7 @@ def _drains(client: AgentClient, names: list[str], deadline: float) -> dict[str,
                 gone_since = time.monotonic()
                 click.echo(f"{error}; waiting for it", err=True)
             if time.monotonic() >= min(gone_since + RECONNECT_S, deadline):
-                raise AgentUnreachable(f"{error}; the drain goes on as soon as an agent runs") from None
+                raise AgentUnreachable(f"{error}; the drain continues when an agent runs") from None
             time.sleep(POLL_S)
     found = {row["address"]: row for row in rows}
     if missing := [name for name in names if name not in found]:
@@ -311,7 +309,7 @@ def _drains(client: AgentClient, names: list[str], deadline: float) -> dict[str,
 
 
 class _Progress:
-    """Prints on stderr what a drain still waits for: when it changes, at most each PROGRESS_S."""
+    """Prints on stderr what a drain waits for: when it changes, at most every PROGRESS_S."""
 
     def __init__(self) -> None:
         self._shown = ""
@@ -325,6 +323,6 @@ class _Progress:
 
 
 def _left(left: dict[str, int]) -> str:
-    """Return what a drain still waits for: flows, or the sweep that counts them."""
+    """Return what a drain waits for: flows, or the sweep that counts them."""
     counts = ", ".join(f"{name} {count}" for name, count in left.items() if count > 0)
     return f"flows are left: {counts}" if counts else "no sweep has counted the flows yet (--sweep-interval)"

@@ -1,4 +1,4 @@
-"""`lbagent cleanup`: take everything an agent left in the kernel away."""
+"""`lbagent cleanup`: remove everything that an agent left in the kernel."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lbagent.defaults import DEFAULT_STATE_DIR
     show_default=True,
     envvar="LBAGENT_STATE_DIR",
     metavar="DIR",
-    help="Folder of the agent's state, where its BIRD is found. It stays.",
+    help="Folder of the agent's state, which has the files of its BIRD. It stays.",
 )
 def cleanup(bpffs: str, state_dir: str) -> None:
     """Remove programs, links, maps and pins from the kernel, and end BIRD. Connections through them end.
 
-    Run it in the agent's network namespace: only there are the neighbours found that the agent has the kernel keep resolved.
+    Run it in the agent's network namespace: only there it finds the neighbours that the kernel keeps resolved for the agent.
     The state folder (states that were set, copies of manifests) is named and stays.
 
     Exit code 4: an agent is running, and nothing was removed.

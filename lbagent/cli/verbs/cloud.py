@@ -1,4 +1,4 @@
-"""`lbagent cloud`: addresses for Services of type LoadBalancer, given by a controller or planned from manifests."""
+"""`lbagent cloud`: a controller gives addresses to Services of type LoadBalancer, or `plan` shows them for manifests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _mappings(row: Row) -> str:
-    """Return the ports of a row: of the router, and where they lead."""
+    """Return the ports of a row: the router's ports and their targets."""
     each = "{external_port}/{protocol}->{internal_port}".format
     return ",".join(each(**mapping) for mapping in row["mappings"])
 
@@ -51,12 +51,12 @@ PROVIDERS = Listing(
     name=lambda row: str(row["name"]),
     key=lambda row: row["name"],
 )
-LEASE = "A leader that is not heard of for so long is replaced (15s)."
+LEASE = "Lease duration; another controller takes over after it (15s)."
 RETRY = "Pause after the first failure of a Service; it doubles (5s)."
-LEASE_NAME = "The Lease; processes of one name are one group."
-CONTROLLERS = "Controllers to run, * for all, -NAME for not this one; as of kube's cloud-controller-manager."
-CLUSTER_CIDR = "The cluster's pods; routes are made, and removed, in there only."
-CONFIG = "The provider's configuration; of pool: the file of pools; edge needs none."
+LEASE_NAME = "Name of the Lease; controllers with the same name elect one leader."
+CONTROLLERS = "Controllers to run: * is all, -NAME excludes one; as in Kubernetes' cloud-controller-manager."
+CLUSTER_CIDR = "Address range of pods; only routes within it are created and removed."
+CONFIG = "The provider's configuration; for pool: the pools file; edge needs none."
 
 
 @click.group()
@@ -64,13 +64,13 @@ def cloud() -> None:
     """Addresses for Services of type LoadBalancer."""
 
 
-@cloud.command(short_help="Give Services their addresses: the controller, in the foreground.")
+@cloud.command(short_help="Run the controller that gives addresses to Services.")
 @click.option("--provider", required=True, metavar="NAME", help="The provider; `cloud providers` lists them.")
-@click.option("--config", default="", metavar="FILE", help=CONFIG + " Read again when it changes.")
-@click.option("--kubeconfig", default="", metavar="FILE", help="How the API server is reached.")
-@click.option("--in-cluster", is_flag=True, help="The API server of the Pod this runs in, with its service account.")
+@click.option("--config", default="", metavar="FILE", help=CONFIG + " A change is read while it runs.")
+@click.option("--kubeconfig", default="", metavar="FILE", help="Credentials for the API server.")
+@click.option("--in-cluster", is_flag=True, help="Use the API server and the service account of this Pod.")
 @click.option("--cluster-name", default="kubernetes", show_default=True, metavar="NAME", help="The cluster's name.")
-@click.option("--node-name", default="", metavar="NAME", help="The node this runs on (default: the host's name).")
+@click.option("--node-name", default="", metavar="NAME", help="Name of this node (default: the host's name).")
 @click.option(
     "--lb-class", default="", metavar="NAME", help="Serve Services of this class only (default: those without one)."
 )
@@ -90,7 +90,7 @@ def cloud() -> None:
     type=Duration(),
     default=300.0,
     metavar="TIME",
-    help="How often the addresses of Nodes are asked for (5m).",
+    help="Interval at which Node addresses are read from the provider (5m).",
 )
 @click.option(
     "--node-monitor-period",
@@ -98,7 +98,7 @@ def cloud() -> None:
     type=Duration(),
     default=5.0,
     metavar="TIME",
-    help="How often the machines of Nodes that are not ready are asked for (5s).",
+    help="Interval at which machines of Nodes that are not ready are read (5s).",
 )
 @click.option(
     "--route-reconciliation-period",
@@ -106,27 +106,45 @@ def cloud() -> None:
     type=Duration(),
     default=10.0,
     metavar="TIME",
-    help="How often the routes to pods are looked at (10s).",
+    help="Interval at which routes to pods are checked (10s).",
 )
-@click.option("--namespace", default="kube-system", show_default=True, metavar="NAME", help="Where the Lease is.")
-@click.option("--leader-elect/--no-leader-elect", default=True, show_default=True, help="One of several leads.")
+@click.option("--namespace", default="kube-system", show_default=True, metavar="NAME", help="Namespace of the Lease.")
+@click.option(
+    "--leader-elect/--no-leader-elect",
+    default=True,
+    show_default=True,
+    help="Elect a leader among several controllers.",
+)
 @click.option("--lease-duration", "lease_duration_s", type=Duration(), default=15.0, metavar="TIME", help=LEASE)
 @click.option(
-    "--concurrent-syncs", type=click.IntRange(1, 256), default=4, show_default=True, help="Services at a time."
+    "--concurrent-syncs",
+    type=click.IntRange(1, 256),
+    default=4,
+    show_default=True,
+    help="Services that are handled in parallel.",
 )
 @click.option("--retry-base", "retry_base_s", type=Duration(), default=5.0, metavar="TIME", help=RETRY)
 @click.option(
-    "--retry-max", "retry_max_s", type=Duration(), default=300.0, metavar="TIME", help="Longest pause (300s)."
+    "--retry-max",
+    "retry_max_s",
+    type=Duration(),
+    default=300.0,
+    metavar="TIME",
+    help="Longest pause between two attempts (300s).",
 )
-@click.option("--metrics-address", default="", metavar="IP:PORT", help="Where /metrics is answered (default: nowhere).")
-@click.option("--health-address", default="", metavar="IP:PORT", help="Where /healthz is answered (default: nowhere).")
 @click.option(
-    "--log-format", type=click.Choice(("text", "json")), default="text", show_default=True, help="Of the log lines."
+    "--metrics-address", default="", metavar="IP:PORT", help="Address on which /metrics is served (default: none)."
+)
+@click.option(
+    "--health-address", default="", metavar="IP:PORT", help="Address on which /healthz is served (default: none)."
+)
+@click.option(
+    "--log-format", type=click.Choice(("text", "json")), default="text", show_default=True, help="Log format."
 )
 def run(*, in_cluster: bool, kubeconfig: str, **settings: Any) -> None:
-    """Watch Services of type LoadBalancer, have the provider make their balancers, and write the addresses to their status.
+    """Watch Services of type LoadBalancer, create their balancers with the provider, and write the addresses to their status.
 
-    With a provider that knows machines or routes, also: initialise Nodes, remove those whose machine is gone, make routes to pods.
+    With a provider of machines or routes, also: initialise Nodes, remove Nodes without a machine, create routes to pods.
 
     SIGTERM ends it; the addresses stay. Exit code 2: wrong usage, or a wrong configuration.
     """
@@ -138,7 +156,7 @@ def run(*, in_cluster: bool, kubeconfig: str, **settings: Any) -> None:
     run_cloud(CloudSettings(kubeconfig=kubeconfig, **settings))
 
 
-@cloud.command(short_help="Who would get which address.")
+@cloud.command(short_help="Show which Service would get which address.")
 @click.option("-f", "--manifests", "folder", required=True, metavar="DIR|FILE", help="Folder or file of manifests.")
 @click.option("--provider", "name", required=True, metavar="NAME", help="The provider; `cloud providers` lists them.")
 @click.option("--config", "config", default="", metavar="FILE", help=CONFIG)
@@ -148,9 +166,9 @@ def run(*, in_cluster: bool, kubeconfig: str, **settings: Any) -> None:
 @click.option("--cluster-name", default="kubernetes", show_default=True, metavar="NAME", help="The cluster's name.")
 @form_option("table", "json")
 def plan(folder: str, name: str, config: str, lb_class: str, cluster_name: str, form: str) -> int:
-    """Show what a provider would give to the Services of these manifests. What is in their status they have already.
+    """Show which addresses a provider would give to the Services of these manifests. Services keep the addresses in their status.
 
-    Exit code 0: every Service gets what it asks for. 1: something was refused. 2: wrong usage, or a wrong configuration.
+    Exit code 0: every Service gets its addresses. 1: something was refused. 2: wrong usage, or a wrong configuration.
     """
     from lbagent.cloud.providers import provider
 
@@ -164,14 +182,14 @@ def plan(folder: str, name: str, config: str, lb_class: str, cluster_name: str, 
     return int(any(row.is_refused for row in rows) or any(not message.warning for message in problems))
 
 
-@cloud.command(short_help="How much of each pool is in use.")
-@click.option("--config", "config", required=True, metavar="FILE", help="The file of pools.")
+@cloud.command(short_help="Show how many addresses of each pool are in use.")
+@click.option("--config", "config", required=True, metavar="FILE", help="The pools file.")
 @click.option(
-    "-f", "--manifests", "folder", default="", metavar="DIR|FILE", help="Manifests whose Services have addresses."
+    "-f", "--manifests", "folder", default="", metavar="DIR|FILE", help="Manifests of Services that have addresses."
 )
 @form_option("table", "json")
 def pools(config: str, folder: str, form: str) -> None:
-    """Show each pool's addresses, and how many the Services and Nodes of manifests have."""
+    """Show each pool's addresses, and how many of them the Services and Nodes of manifests use."""
     from lbagent.cloud.pool_provider import pool_rows
     from lbagent.objects.records import ObjectSnapshot
     from lbagent.pools.read_pools import read_pools
@@ -181,7 +199,7 @@ def pools(config: str, folder: str, form: str) -> None:
     output.show(POOLS, rows, Style(form))
 
 
-@cloud.command(short_help="The providers there are.")
+@cloud.command(short_help="List the available providers.")
 @form_option("table", "json")
 def providers(form: str) -> None:
     """List the providers."""

@@ -1,4 +1,4 @@
-"""`lbagent completion`: the script a shell sources."""
+"""`lbagent completion`: the script that a shell sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lbagent config`: what the agent would run with."""
+"""`lbagent config`: the configuration with which the agent would run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lbagent.errors import ConfigError
 
 @click.group()
 def config() -> None:
-    """Check or show the configuration: flags beat environment, environment beats file, file beats default."""
+    """Check or show the configuration: flags override the environment, the environment overrides the file."""
 
 
 @config.command(short_help="Check file, environment, flags, pools and manifests.")
@@ -24,14 +24,14 @@ def config() -> None:
 def check(**flags: Any) -> int:
     """Check file, environment and flags, the pools file that --announce names, and the objects in the folder of --manifests.
 
-    Exit code 2: a value is wrong; the messages name the place of each. 1: an object is; the agent would serve the rest.
+    Exit code 2: a value is wrong; the messages name its place. 1: an object is wrong; the agent would serve the others.
     """
     settings, refused, faults = None, False, []
     try:
         settings = from_flags(flags)
     except ConfigError as error:
         faults.append(str(error))
-    if announce := flags.get("announce"):  # what is named elsewhere need not be there yet
+    if announce := flags.get("announce"):  # other files that settings name may be created later
         from lbagent.pools.read_pools import read_pools
 
         try:

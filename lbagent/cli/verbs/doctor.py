@@ -1,4 +1,4 @@
-"""`lbagent doctor`: what this machine supports, what will be used, and what is wrong with the agent that runs."""
+"""`lbagent doctor`: what this machine supports, what will be used, and the conditions of a running agent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lbagent.model.check import Finding
 
 UNSUPPORTED = Unsupported.exit_code
-ANSWER_S = 2.0  # an agent that does not answer in time is left out
+ANSWER_S = 2.0  # time for the agent's answer; without one its conditions are left out
 
 
 @click.command()
@@ -36,12 +36,12 @@ ANSWER_S = 2.0  # an agent that does not answer in time is left out
     "cgroup",
     "socket",
 )
-@click.option("--kubernetes", is_flag=True, help="Look for what kube-proxy left on this node, too.")
+@click.option("--kubernetes", is_flag=True, help="Also find what kube-proxy left on this node.")
 def doctor(form: str, *, kubernetes: bool, **flags: Any) -> int:
-    """Examine rights, kernel, programs, devices and settings. Nothing is changed.
+    """Check rights, kernel, programs, devices and settings. Nothing is changed.
 
-    Where an agent answers at --socket, its conditions follow (as in `lbagent status`): a fault as a warning, what is degraded or
-    mended as a note. They do not change the exit code.
+    If an agent answers at --socket, its conditions follow (as in `lbagent status`): a fault as a warning, a degraded or
+    repaired part as a note. They do not change the exit code.
 
     With --kubernetes also kube-proxy's leftovers: its nftables tables, iptables chains, IPVS device and ports, what each does to
     traffic, and the command that removes it.
@@ -66,7 +66,7 @@ def doctor(form: str, *, kubernetes: bool, **flags: Any) -> int:
 
 
 def conditions(socket: str, shown: Collection[tuple[str, str]]) -> Iterator[Finding]:
-    """Yield the conditions of the agent that answers at a socket, without those that are `shown` already (name and subject)."""
+    """Yield the conditions of the agent at a socket, without those that are `shown` already (name and subject)."""
     from lbagent.model.check import Finding, Level, Severity
 
     try:

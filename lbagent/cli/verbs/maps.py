@@ -1,4 +1,4 @@
-"""`lbagent map`: what is in the kernel's maps, read from the pins; works without an agent."""
+"""`lbagent map`: entries of the kernel's maps, read from the pins; works without an agent."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def dump(bpffs: str, form: str) -> None:
     """Print one line for each entry, sorted: SVC, BE, REV, AFF, MAGLEV, SRCRANGE.
 
     SVC: slot 0 is the frontend itself (COUNT backends take new flows, QCOUNT others follow), each further slot one of its
-    backends. An address that ends with /i is the row for clients inside the cluster, where an external or internal traffic policy
-    gives them other backends than clients outside; its ID is its own. BE: a backend. REV: the address that replies come from.
-    AFF: a backend that a client may stay with. MAGLEV: how many entries of the table each backend has. SRCRANGE: a source range.
+    backends. An address that ends with /i is the row for clients inside the cluster, when a traffic policy gives them other
+    backends than clients outside; this row has its own ID. BE: a backend. REV: the source address of replies. AFF: the backend
+    of a client with affinity. MAGLEV: how many entries of the table each backend has. SRCRANGE: a source range.
     """
     from lbagent.maps.dump import entries
     from lbagent.maps.kernel_maps import KernelMaps

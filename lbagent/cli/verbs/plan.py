@@ -1,4 +1,4 @@
-"""`lbagent plan`: manifests to the lines of `map dump`, with no kernel, no root and no agent."""
+"""`lbagent plan`: prints manifests as the lines of `map dump`, without kernel, root and agent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lbagent.cli.output import document
 
 
 class _CommaSeparated(click.types.StringParamType):
-    """A text, of which an environment variable has several with commas between them, as the agent's variables."""
+    """A text; an environment variable holds several, separated by commas, as the agent's variables do."""
 
     envvar_list_splitter = ","
 
@@ -54,7 +54,7 @@ class _CommaSeparated(click.types.StringParamType):
     show_default=True,
     envvar="LBAGENT_MAX_FRONTENDS_PER_SERVICE",
     metavar="NUMBER",
-    help="Frontends (address, port and protocol) that one Service has; the rest is left out and named.",
+    help="Most frontends (address, port and protocol) of one Service; the others are left out and named.",
 )
 @click.option(
     "--external-ips/--no-external-ips",
@@ -91,9 +91,9 @@ def plan(
     bpffs: str,
     form: str,
 ) -> int:
-    """Print the map entries that these manifests stand for, in the form of `map dump`.
+    """Print the map entries of these manifests, in the form of `map dump`.
 
-    Exit code 0: all input was good. 1: something was refused (stderr names it) and the rest is printed. 2: wrong usage, or
+    Exit code 0: all input was valid. 1: something was refused (stderr names it) and the rest is printed. 2: wrong usage, or
     no such folder.
     """
     from lbagent.targets.bpf.dry_run import KnownIds, dry_run

@@ -1,4 +1,4 @@
-"""`lbagent renderers`: the data planes that `lbagent agent --renderer` can name."""
+"""`lbagent renderers`: the data planes that `lbagent agent --renderer` accepts."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from lbagent.cli.output import GAP, document
 from lbagent.errors import AgentUnreachable, TimedOut
 
 POLL_S = 0.1
-ATTEMPT_S = 2.0  # for one answer while waiting
+ATTEMPT_S = 2.0  # timeout of one request while waiting
 FAULT = "fault"
 MAX_DRAINS = 20  # lines
 FULL = 0.8  # maps fuller than this are shown without -o wide
@@ -26,12 +26,12 @@ FULL = 0.8  # maps fuller than this are shown without -o wide
 @click.option(
     "--wait", "wait_s", type=Duration(), metavar="TIME", help="Wait this long for the first full sync, like 30s."
 )
-@click.option("--strict", is_flag=True, help="Exit code 1 also for what is degraded.")
+@click.option("--strict", is_flag=True, help="Exit code 1 also for degraded parts.")
 @form_option("table", "wide", "json", "yaml")
 def status(socket: str, bpffs: str, wait_s: float | None, strict: bool, form: str) -> int:
-    """Show the state of the agent; when none answers, what the kernel still serves.
+    """Show the state of the agent; when none answers, show what the kernel still serves.
 
-    Exit code 0: ready, and no fault is shown (lines `degraded` are about single Services: a dead endpoint, a refused
+    Exit code 0: ready, and no fault is shown (lines `degraded` are about single Services: an unreachable endpoint, a refused
     field). 1: not ready, a service could not be written, or a line `fault` or `mended` is shown; with --strict also for
     `degraded`. With --wait the conditions count only with --strict. 5: no agent answers. 6: not ready in time.
     """
@@ -49,13 +49,13 @@ def status(socket: str, bpffs: str, wait_s: float | None, strict: bool, form: st
 
 
 def _counts(found: dict[str, Any], waited: bool, strict: bool) -> bool:
-    """Return whether a condition holds that the exit code tells."""
+    """Return whether a condition holds that sets the exit code to 1."""
     severities = {_severity(item) for item in found.get("conditions", ())}
     return bool(severities) if strict else FAULT in severities and not waited
 
 
 def _severity(item: dict[str, Any]) -> str:
-    return str(item.get("severity", FAULT))  # an agent of an earlier version gives none
+    return str(item.get("severity", FAULT))  # an agent of an earlier version has none
 
 
 def _wait(client: AgentClient, wait_s: float) -> dict[str, Any]:
@@ -74,12 +74,12 @@ def _wait(client: AgentClient, wait_s: float) -> dict[str, Any]:
             if time.monotonic() >= deadline and not found:
                 raise
         if time.monotonic() >= deadline:
-            raise TimedOut(f"the agent is not ready after {wait_s:g} s; `lbagent status` says what it waits for")
+            raise TimedOut(f"the agent is not ready after {wait_s:g} s; `lbagent status` shows what it waits for")
         time.sleep(POLL_S)
 
 
 def lines(found: dict[str, Any], *, wide: bool, now: float) -> list[str]:
-    """Return the text for a person: one fact a line, what needs attention at the end."""
+    """Return the text for a person: one fact per line, what needs attention at the end."""
     word = "ready" if found["ready"] else "starting"
     age = _age(now - found["started_at"])
     out = [
@@ -137,7 +137,7 @@ def lines(found: dict[str, Any], *, wide: bool, now: float) -> list[str]:
 
 
 def _drains(drains: Sequence[dict[str, Any]], now: float) -> list[str]:
-    """Return a line for each drain of a backend, those that go on first; of many the first ones."""
+    """Return a line for each drain of a backend, active ones first; at most some of many."""
     out = [_fact("drain", f"{item['address']}: {_drain(item, now)}") for item in drains[:MAX_DRAINS]]
     more = len(drains) - len(out)
     return [*out, _fact("drain", f"{more} more; `lbagent backend list` shows them")] if more > 0 else out

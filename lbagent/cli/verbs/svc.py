@@ -20,7 +20,7 @@ MEMBER_COLUMNS = columns_of(MEMBERS)
 
 @click.group()
 def svc() -> None:
-    """List services, or show one, as they are in the maps."""
+    """List services, or show one, as the maps have them."""
 
 
 @svc.command("list")
@@ -46,22 +46,22 @@ def list_(socket: str, namespace: str, style: Style) -> None:
 
 
 def _warn(client: AgentClient, restored: int) -> None:
-    """Say on stderr why the list is not what the manifests say, or not what the maps hold."""
+    """Print on stderr why the list differs from the manifests or from the maps."""
     found = client.status()
     if number := len(found["failing"]):
-        click.echo(f"{number} frontends are not in the maps as listed; `lbagent status` says why", err=True)
+        click.echo(f"{number} frontends are not in the maps as listed; `lbagent status` shows why", err=True)
     if restored:
         click.echo(
-            f"{restored} frontends are served as an earlier agent left them, and no object names them now: "
-            "`lbagent status` says which source is missing",
+            f"{restored} frontends are served as an earlier agent left them, and no object defines them now: "
+            "`lbagent status` shows which source is missing",
             err=True,
         )
     elif not found["ready"]:
-        click.echo("the agent is not ready: `lbagent status` says why; what is in the maps is served", err=True)
+        click.echo("the agent is not ready: `lbagent status` shows why; the entries in the maps are served", err=True)
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Offer the agent's services; nothing when it cannot be asked."""
+    """Complete with the agent's services; without an answer, with nothing."""
     del param
     try:
         rows = AgentClient(ctx.params.get("socket") or "", timeout_s=2.0).services()
@@ -70,7 +70,7 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     return [name for name in dict.fromkeys(map(service_name, rows)) if name.startswith(incomplete)]
 
 
-@svc.command(short_help="Show one service, or what is behind a VIP.")
+@svc.command(short_help="Show one service, or the services of a VIP.")
 @click.argument("name", metavar="NAMESPACE/NAME[:PORT]|VIP[:PORT[/PROTOCOL]]", shell_complete=_complete)
 @socket_option
 @form_option("table", "wide", "json", "yaml", "name")
@@ -80,7 +80,7 @@ def get(name: str, socket: str, form: str) -> None:
     NAMESPACE/NAME:PORT shows the frontends of one port, by its number or name. FRONTEND/i is the row for clients inside the
     cluster, where they have other backends than clients outside.
 
-    With an address (10.96.0.10, 10.96.0.10:80, [fd00::a]:53/UDP) show the frontends that have it.
+    With an address (10.96.0.10, 10.96.0.10:80, [fd00::a]:53/UDP), show the frontends that have it.
     """
     rows = _frontends_of(AgentClient(socket), name)
     if form in ("json", "yaml", "name"):
@@ -94,7 +94,7 @@ def _frontends_of(client: AgentClient, name: str) -> list[Row]:
     """Return the frontends of a Service, of one of its ports, or those with a VIP. Raises ConfigError, NotFound."""
     if of_port := _SERVICE_PORT.fullmatch(name):
         return _of_port(_frontends_of(client, of_port["service"]), of_port["port"], of_port["protocol"] or "")
-    if ":" in name or re.fullmatch(r"\d+(\.\d+){3}", name):  # no Service is called so
+    if ":" in name or re.fullmatch(r"\d+(\.\d+){3}", name):  # no Service has such a name
         rows: list[Row] = client.services(vip=name)
         if not rows:
             raise NotFound(f"no frontend {name} is served here; see `lbagent svc list`")
@@ -108,7 +108,7 @@ def _frontends_of(client: AgentClient, name: str) -> list[Row]:
     return rows
 
 
-# NAMESPACE/NAME:PORT[/PROTOCOL]: a name begins with a letter, in which it differs from IPv4, and has no colon, as IPv6 has
+# NAMESPACE/NAME:PORT[/PROTOCOL]: a name begins with a letter (unlike IPv4) and has no colon (unlike IPv6)
 _SERVICE_PORT = re.compile(r"(?P<service>[^/:\[\]]+/[^/:]+):(?P<port>[^/:]+)(?:/(?P<protocol>\w+))?")
 
 

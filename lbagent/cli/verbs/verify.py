@@ -1,4 +1,4 @@
-"""`lbagent verify`: whether what is in the kernel's maps holds together, and is what the agent wants; works without an agent."""
+"""`lbagent verify`: whether the kernel's maps are consistent, and match the agent's state; works without an agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lbagent.cli.options import form_option, pins_option, socket_option
 from lbagent.cli.output import document
 from lbagent.errors import LbError
 
-SETTLE_S = 1.0  # what is written, or taken away, while the maps are read one after another looks broken: look again
+SETTLE_S = 1.0  # an entry that changes while the maps are read one after another looks inconsistent: read again
 
 
 @click.command()
@@ -25,7 +25,7 @@ def verify(socket: str, bpffs: str, form: str) -> int:
     When the agent answers whose maps they are, it compares them with what it wrote, and the paths with its state. An agent with
     another data plane than BPF compares that one.
 
-    Exit code 0: the maps are consistent, as they are also in the middle of a change. 1: at least one inconsistency is named.
+    Exit code 0: the maps are consistent; they are also during a change. 1: at least one inconsistency is named.
     """
     client = AgentClient(socket)
     pins = _pins_of(client)

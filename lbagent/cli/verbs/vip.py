@@ -1,4 +1,4 @@
-"""`lbagent vip`: the addresses that nodes announce. `lbagent bgp`: the sessions by which they do."""
+"""`lbagent vip`: the addresses that nodes announce. `lbagent bgp`: the BGP sessions that announce them."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def vip() -> None:
     """Addresses of Services that this node, or another one, announces (--announce FILE)."""
 
 
-@vip.command("list", short_help="Each address, and which node announces it.")
+@vip.command("list", short_help="List each address and the node that announces it.")
 @socket_option
 @form_option("table", "wide", "json", "yaml", "name")
 def list_(socket: str, form: str) -> None:
-    """List the addresses that are to be announced.
+    """List the addresses to announce.
 
-    announced: by this node. standby: by another node, or soon. conflict: a host that is no node has the address. withdrawn: by
-    no node that this one knows of.
+    announced: by this node. standby: by another node, or soon. conflict: a host outside the cluster uses the address. withdrawn:
+    no node announces it, as far as this node can see.
     """
     output.show(VIP_LISTING, AgentClient(socket).vips(), Style(form))
 
 
-@vip.command(short_help="Why an address is announced, or not.")
+@vip.command(short_help="Show why an address is announced, or not.")
 @click.argument("name", metavar="ADDRESS|NAMESPACE/NAME")
 @socket_option
 def why(name: str, socket: str) -> int:
-    """Say from where an address is announced, or why it is not, and what to do.
+    """Show which node announces an address, or why none does, and what to do.
 
     Exit code 0: it is announced somewhere. 1: it is not. 3: no such address or Service.
     """
@@ -57,7 +57,7 @@ def bgp() -> None:
 @socket_option
 @form_option("table", "json", "yaml", "name")
 def peers(socket: str, form: str) -> None:
-    """List the routers that this node has BGP sessions with, as they are now; REASON says why one is not established."""
+    """List the routers with which this node has BGP sessions, in their present state; REASON: why one is not established."""
     rows = AgentClient(socket).bgp_peers()
     if not rows and form == "table":
         click.echo("no BGP peer: the pools file has no section bgp, or none of its peers is for this node", err=True)

@@ -1,8 +1,8 @@
-"""Which Service has which address, while a controller lives: the allocation, and what was given and not yet seen in a status.
+"""Which Service has which address while a controller runs: the allocation, and addresses that are not yet in a status.
 
-What a Service was given counts as held from that moment on, also before the API server has it; and what its status still shows
-after it was given another one goes to no other Service until the status changes. So no address is there twice, whatever the order
-in which writes and watches arrive.
+An address counts as held from the moment it is given to a Service, also before the API server has it; and an address that a status
+still shows after the Service was given another one goes to no other Service until the status changes. So no address is given
+twice, in any order of writes and watch events.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lbagent.pools.read_pools import PoolsFile
 
 
 class AssignedAddresses(Struct):
-    """What a Service was given in place of `held`; `is_seen`: its status has had it. `before` may be on its way there, too."""
+    """The addresses given to a Service in place of `held`; `is_seen`: its status has had them. `before` may be written later."""
 
     uid: str
     addresses: tuple[bytes, ...]
@@ -32,23 +32,23 @@ class AssignedAddresses(Struct):
 
 
 class AddressBook:
-    """The addresses of one term of one controller. Nothing here waits."""
+    """The addresses of one term of one controller. Nothing here blocks."""
 
     def __init__(self, file: PoolsFile, lb_class: str = "") -> None:
         self.file, self.lb_class = file, lb_class
         self.is_stale = True  # something changed since `look`
-        self._new: set[str] = set()  # keys of Services that came, and that no other one's address depends on
+        self._new: set[str] = set()  # keys of new Services on which no other Service's address depends
         self._allocator = Allocator((), (), {})
         self.allocations: dict[str, Allocation] = {}
         self._given: dict[str, AssignedAddresses] = {}
         self._requests: dict[str, AddressRequest] = {}  # by key; as of the Service's last version
 
     def use(self, file: PoolsFile) -> None:
-        """Take other pools."""
+        """Replace the pools."""
         self.file, self.is_stale = file, True
 
     def note(self, change: ObjectChange) -> None:
-        """Take a change of a Service or a Node."""
+        """Apply a change of a Service or a Node."""
         old, new = change.old, change.new
         if isinstance(old, Node) or isinstance(new, Node):
             before = old.internal_ips if isinstance(old, Node) else ()
@@ -62,10 +62,10 @@ class AddressBook:
             return
         self._requests[change.key] = request
         if old is None and before_request is None and not request.held and not service.external_ips:
-            self._new.add(change.key)  # it cannot change the addresses of others: it is allocated when `ensure` comes
+            self._new.add(change.key)  # it cannot change the addresses of others: `ensure` allocates its address
             return
         if request == before_request and _uid(old) == _uid(service) and _external_ips(old) == service.external_ips:
-            return  # the finalizer came
+            return  # the finalizer was added
         given = self._given_to(service)
         if given is not None and set(request.held) == set(given.addresses):
             frees, given.is_seen, given.before = bool(given.before), True, ()
@@ -83,7 +83,7 @@ class AddressBook:
         return not self.is_stale and (key in self.allocations or not self._new)
 
     def look(self, objects: ObjectSnapshot) -> dict[str, Allocation]:
-        """Return what each Service has, by key; nothing is given out twice."""
+        """Return the allocation of each Service, by key; no address is given out twice."""
         if self.is_stale or (self._new and not self._allocator.lacks_nothing):
             self._allocator = self._allocate_anew(objects)
             found = self.allocations = self._allocator.found
@@ -113,7 +113,7 @@ class AddressBook:
         taken: dict[bytes, str],
         holders: Mapping[bytes, Sequence[AddressRequest]],
     ) -> AddressRequest:
-        """Return the request with what its Service was given; its further addresses are added to `taken`."""
+        """Return the request with the addresses given to its Service; its other addresses are added to `taken`."""
         for address in given.before:
             taken.setdefault(address, f"Service {request.key}")
         if set(given.addresses) == set(request.held):
@@ -121,7 +121,7 @@ class AddressBook:
         is_other = request.held and (given.is_seen or set(request.held) != set(given.held))  # another program wrote it
         if is_other or _are_anothers(
             given.addresses, request, holders
-        ):  # or the server went back to what it had before
+        ):  # or the server was restored to an earlier state
             del self._given[request.key]
             return request
         for address in request.held:
@@ -130,7 +130,7 @@ class AddressBook:
         return replace(request, held=given.addresses)
 
     def release(self, key: str) -> None:
-        """Forget what a Service was given: its balancer is gone."""
+        """Remove the addresses given to a Service: its balancer is deleted."""
         if self._given.pop(key, None) is not None:
             self.is_stale = True
 
@@ -155,7 +155,7 @@ class AddressBook:
 
 
 def _holders(requests: Iterable[AddressRequest]) -> dict[bytes, list[AddressRequest]]:
-    """Return whose status shows which address."""
+    """Return by address the Services whose status shows it."""
     found: dict[bytes, list[AddressRequest]] = {}
     for request in requests:
         for address in request.held:
@@ -175,7 +175,7 @@ def _are_anothers(
 
 
 def _is_own_write(before: AddressRequest, now: AddressRequest) -> bool:
-    """Return whether only the status is another, and nothing went from it."""
+    """Return whether only the status differs, and no address was removed from it."""
     return set(before.held) <= set(now.held) and replace(before, held=()) == replace(now, held=())
 
 

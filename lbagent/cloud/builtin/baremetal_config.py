@@ -13,9 +13,9 @@ from lbagent.pools.field_checks import FieldChecks, only_document
 from lbagent.textfile.field_path import FieldPath
 from lbagent.value_errors import shown
 
-CONFIG = "--config"  # stands for the file's name
+CONFIG = "--config"  # placeholder for the file's name
 TABLE_MAIN = 254
-PROTOCOL = 76  # of our routes: a number that iproute2's rt_protos leaves free
+PROTOCOL = 76  # of lbagent's routes: a number that is free in iproute2's rt_protos
 LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", re.ASCII)
 LABEL_KEY = re.compile(
     r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII
@@ -39,14 +39,14 @@ class Machine(Struct, frozen=True):
 
 
 class RouteSettings(Struct, frozen=True):
-    """The kernel's table that routes are made in, and the protocol number of our routes."""
+    """The kernel's routing table for the routes, and their protocol number."""
 
     table: int = TABLE_MAIN
     protocol: int = PROTOCOL
 
 
 class Inventory(Struct, frozen=True):
-    """A checked inventory; `routes` None: no routes are made."""
+    """A checked inventory; `routes` None: no routes are created."""
 
     machines: tuple[Machine, ...]
     routes: RouteSettings | None = None
@@ -84,8 +84,8 @@ def read_inventory(text: str) -> Inventory:
     """Read the text of an inventory. Raises ConfigError."""
     checks = FieldChecks(text, CONFIG)
     entry = checks.converted(only_document(text, CONFIG), _FileEntry, _KEYS)
-    if not entry.machines:  # as a file that is still being written: every Node that is not ready would go
-        checks.refuse(("machines",), "at least one machine is wanted")
+    if not entry.machines:  # it may be half written: every Node that is not ready would be deleted
+        checks.refuse(("machines",), "at least one machine is needed")
     _check_labels(checks, (), zone=entry.zone, region=entry.region)
     machines = [_machine(checks, each, ("machines", index), entry) for index, each in enumerate(entry.machines)]
     for key in ("name", "id"):
@@ -96,15 +96,15 @@ def read_inventory(text: str) -> Inventory:
 
 def _machine(checks: FieldChecks, entry: _MachineEntry, at: FieldPath, file: _FileEntry) -> Machine:
     if not NODE_NAME.fullmatch(entry.name):
-        checks.refuse((*at, "name"), f"{shown(entry.name)} is no name of a Node")
+        checks.refuse((*at, "name"), f"{shown(entry.name)} is not a Node name")
     if not entry.addresses:
-        checks.refuse((*at, "addresses"), "at least one address is wanted")
+        checks.refuse((*at, "addresses"), "at least one address is needed")
     _check_labels(checks, at, type=entry.type, zone=entry.zone, region=entry.region)
     for key, text in entry.labels.items():
         if not LABEL_KEY.fullmatch(key) or not LABEL.fullmatch(text):
-            checks.refuse((*at, "labels", key), f"{shown(key)}: {shown(text)} is no label")
+            checks.refuse((*at, "labels", key), f"{shown(key)}: {shown(text)} is not a label")
     if "/" in entry.id or not entry.id.isprintable():
-        checks.refuse((*at, "id"), f"{shown(entry.id)} is no id")
+        checks.refuse((*at, "id"), f"{shown(entry.id)} is not an id")
     return Machine(
         entry.name,
         entry.id or entry.name,
@@ -124,18 +124,18 @@ def _addresses(checks: FieldChecks, texts: Iterable[str], at: FieldPath) -> tupl
 
 
 def _check_addresses(checks: FieldChecks, machines: Iterable[Machine]) -> None:
-    """Refuse an internal address of two machines: a route by it would lead to either."""
+    """Reject an internal address of two machines: a route with this gateway would be ambiguous."""
     owners: dict[str, str] = {}
     for index, machine in enumerate(machines):
         for place, address in enumerate(machine.internal):
             if (owner := owners.setdefault(address, machine.name)) != machine.name:
-                checks.refuse(("machines", index, "addresses", place), f"{address} is {owner}'s, too")
+                checks.refuse(("machines", index, "addresses", place), f"{address} belongs to {owner} too")
 
 
 def _check_labels(checks: FieldChecks, at: FieldPath, **texts: str) -> None:
     for key, text in texts.items():
         if not LABEL.fullmatch(text):
-            checks.refuse((*at, key), f"{shown(text)} is no value of a label")
+            checks.refuse((*at, key), f"{shown(text)} is not a label value")
 
 
 def _routes(checks: FieldChecks, entry: _RoutesEntry | None) -> RouteSettings | None:

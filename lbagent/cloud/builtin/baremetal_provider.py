@@ -1,4 +1,4 @@
-"""Provider `baremetal`: machines of an inventory, and routes to their pods in the kernel of the machine that this runs on."""
+"""Provider `baremetal`: machines of an inventory, and routes to their pods in the kernel of this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEME = "baremetal://"
 
 
 class BaremetalInstances(InstancesV2):
-    """The machines of the inventory; a Node's is found by its providerID, without one by its name."""
+    """The machines of the inventory; the machine of a Node is found by its providerID, without one by its name."""
 
     def __init__(self, inventory: Inventory) -> None:
         self.inventory = inventory
@@ -41,7 +41,7 @@ class BaremetalInstances(InstancesV2):
         """Return the inventory's values. Raises InstanceNotFound."""
         machine = self._machine(node)
         if machine is None:
-            raise InstanceNotFound(f"no machine of the inventory is the Node {node.name}")
+            raise InstanceNotFound(f"the inventory has no machine for the Node {node.name}")
         addresses = [("InternalIP", text) for text in machine.internal]
         addresses += [("ExternalIP", text) for text in machine.external]
         addresses += [("HostName", machine.host_name)] if machine.host_name else []
@@ -65,13 +65,13 @@ class BaremetalInstances(InstancesV2):
 
 
 class BaremetalRoutes(Routes):
-    """Routes of this machine's kernel, by the internal addresses of the inventory. Their name is their destination."""
+    """Routes in this machine's kernel, by the internal addresses of the inventory. The name of a route is its destination."""
 
     def __init__(self, inventory: Inventory) -> None:
         self.inventory = inventory
 
     async def list(self, cluster: str) -> Sequence[Route]:
-        """Return them; a gateway that no machine has leads to no Node."""
+        """Return the routes; a route whose gateway is no machine's has no Node."""
         owners = {address: each.name for each in self.inventory.machines for address in each.internal}
         return [
             Route(each.destination, owners.get(each.gateway, ""), each.destination, blackhole=bool(each.refuses))
@@ -79,10 +79,10 @@ class BaremetalRoutes(Routes):
         ]
 
     async def create(self, cluster: str, name_hint: str, route: Route) -> None:
-        """Make a route by the first address of the machine that is of its family. Raises InstanceNotFound, LbError."""
+        """Create a route by the machine's first address of its family. Raises InstanceNotFound, LbError."""
         machine = next((each for each in self.inventory.machines if each.name == route.target_node), None)
         if machine is None:
-            raise InstanceNotFound(f"no machine of the inventory is the Node {route.target_node}")
+            raise InstanceNotFound(f"the inventory has no machine for the Node {route.target_node}")
         version = ipaddress.ip_network(route.destination).version
         gateway = next((each for each in machine.internal if ipaddress.ip_address(each).version == version), None)
         if gateway is None:
@@ -90,7 +90,7 @@ class BaremetalRoutes(Routes):
         await self._kernel().add(route.destination, gateway)
 
     async def delete(self, cluster: str, route: Route) -> None:
-        """Remove a route, as the kernel has it now."""
+        """Remove a route as it is in the kernel now."""
         for each in await self._kernel().list():
             if each.destination == route.destination and self._is(each, route):
                 await self._kernel().delete(each)
@@ -105,7 +105,7 @@ class BaremetalRoutes(Routes):
 
 
 class BaremetalProvider(CloudProvider):
-    """Knows machines, and makes routes where the inventory has the section `routes`; it has no balancers."""
+    """Has machines, and routes if the inventory has the section `routes`; it has no balancers."""
 
     name = "baremetal"
 
@@ -119,12 +119,12 @@ class BaremetalProvider(CloudProvider):
         return self._instances
 
     def routes(self) -> Routes | None:
-        """Return the part that makes routes; None: the inventory has no such section."""
+        """Return the part for routes; None: the inventory has no such section."""
         return self._routes if self._routes.inventory.routes else None
 
     def reload(self, config: str) -> None:
-        """Take another inventory. Raises ConfigError, also where `routes` differs: its routes would be left behind."""
+        """Replace the inventory. Raises ConfigError, also if `routes` differs: the old routes would be left over."""
         inventory = read_inventory(config)
         if inventory.routes != self._routes.inventory.routes:
-            raise NotSupported("another `routes` is used after a restart")
+            raise NotSupported("a changed `routes` takes effect after a restart")
         self._instances.inventory = self._routes.inventory = inventory

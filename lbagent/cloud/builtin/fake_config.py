@@ -12,7 +12,7 @@ from lbagent.model.address import parse_ip
 from lbagent.pools.field_checks import FieldChecks, only_document
 from lbagent.textfile.field_path import FieldPath
 
-CONFIG = "--config"  # stands for the file's name
+CONFIG = "--config"  # placeholder for the file's name
 OPS = ("ensure", "update", "delete")
 MODES = ("", "VIP", "Proxy")
 MAX_S = 3600.0
@@ -20,7 +20,7 @@ DEFAULT_STATUS = (Ingress(ip="198.51.100.1"),)
 
 
 class Failure(Struct, frozen=True):
-    """A call that fails: `times` None is without limit, `service` '' is each."""
+    """A call that fails: `times` None is without limit, `service` '' is every Service."""
 
     op: str
     service: str = ""
@@ -104,7 +104,7 @@ def _failure(entry: _FailEntry, checks: FieldChecks, at: FieldPath) -> Failure:
     if entry.retry_after_seconds is not None and not 0 <= entry.retry_after_seconds <= MAX_S:
         checks.refuse((*at, "retryAfterSeconds"), f"{entry.retry_after_seconds:g} is not in 0-{MAX_S:g}")
     if not (entry.error or entry.retry_after_seconds is not None or entry.implemented_elsewhere):
-        checks.refuse(at, "it says none of error, retryAfterSeconds, implementedElsewhere")
+        checks.refuse(at, "it has none of error, retryAfterSeconds, implementedElsewhere")
     return Failure(
         entry.op, entry.service, entry.times, entry.error, entry.retry_after_seconds, entry.implemented_elsewhere
     )

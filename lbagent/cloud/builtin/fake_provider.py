@@ -1,4 +1,4 @@
-"""Provider `fake`, for tests and demonstrations: it records each call and answers as its configuration says."""
+"""Provider `fake`, for tests and demonstrations: it records each call and returns the configured answers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from lbagent.errors import LbError
 
 
 class FakeBalancers(LoadBalancer):
-    """Balancers in the record alone."""
+    """Balancers that exist only in the record."""
 
     def __init__(self, config: FakeConfig) -> None:
         self.config = config
-        self._left: dict[int, int] = {}  # how often a failure of the configuration still happens, by its place
+        self._left: dict[int, int] = {}  # how many times a configured failure still occurs, by its place
         self._there = _recorded(config.record)
 
     async def get(self, cluster: str, service: Service) -> LoadBalancerStatus | None:
-        """Return the status of what was ensured last, and not deleted since."""
+        """Return the last ensured status, if the balancer was not deleted since."""
         is_there = service.uid in self._there if self.config.record else bool(service.status.ingress)
         return LoadBalancerStatus(self.config.status) if is_there or service.uid in self._there else None
 
@@ -48,7 +48,7 @@ class FakeBalancers(LoadBalancer):
         await self._call("update", cluster, service, nodes)
 
     async def ensure_deleted(self, cluster: str, service: Service) -> None:
-        """Forget the balancer."""
+        """Remove the balancer."""
         await self._call("delete", cluster, service, ())
         self._there.discard(service.uid)
 
@@ -77,12 +77,12 @@ class FakeBalancers(LoadBalancer):
         if failure.implemented_elsewhere:
             raise ImplementedElsewhere
         if failure.retry_after_s is not None:
-            raise RetryAfter(failure.error or "the fake provider wants to be asked later", failure.retry_after_s)
+            raise RetryAfter(failure.error or "the fake provider requests a later retry", failure.retry_after_s)
         raise LbError(failure.error)
 
 
 class FakeProvider(CloudProvider):
-    """Has balancers, and nothing else."""
+    """Has only balancers."""
 
     name = "fake"
 
@@ -91,23 +91,23 @@ class FakeProvider(CloudProvider):
         self._balancers = FakeBalancers(read_fake_config(config or ""))
 
     def load_balancer(self) -> LoadBalancer:
-        """Return the part that makes balancers."""
+        """Return the part for balancers."""
         return self._balancers
 
     def reload(self, config: str) -> None:
-        """Take another configuration. Raises ConfigError."""
+        """Replace the configuration. Raises ConfigError."""
         self._balancers.config = read_fake_config(config)
 
 
 def _append(path: str, line: dict[str, object]) -> None:
-    """Write a line in one piece; it is in the file before the call begins."""
+    """Write a line with one write; it is in the file before the call begins."""
     if path:
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
 def _recorded(path: str) -> set[str]:
-    """Return the uids of the Services whose balancers an earlier run made and did not delete."""
+    """Return the uids of the Services whose balancers an earlier run created and did not delete."""
     there: set[str] = set()
     if path and os.path.isfile(path):
         with open(path, encoding="utf-8") as file:

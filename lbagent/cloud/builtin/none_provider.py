@@ -6,11 +6,11 @@ from lbagent.cloud.provider import CONFIG, CloudProvider, ConfigError
 
 
 class NoneProvider(CloudProvider):
-    """Has no part at all."""
+    """Has no parts."""
 
     name = "none"
 
     def __init__(self, config: str | None) -> None:
-        """Raises ConfigError for a configuration: it has none."""
+        """Raises ConfigError for any configuration."""
         if config and config.strip():
             raise ConfigError("provider none has no configuration", file=CONFIG, line=1)

@@ -1,4 +1,4 @@
-"""Provider `pool`: gives addresses of pools to Services. The addresses are in the Services' status; nothing else is kept."""
+"""Provider `pool`: gives addresses of pools to Services. The addresses are in the Services' status; nothing else is stored."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from lbagent.pools.address_request import POOL_ANNOTATION, Allocation, read_pref
 from lbagent.pools.read_pools import PoolsFile, parse_pools
 
 log = logging.getLogger(__name__)
-CHANGE_DEBOUNCE_S = 0.05  # from a change until allocations are compared: many changes come together
+CHANGE_DEBOUNCE_S = 0.05  # from a change until allocations are compared: changes arrive in bursts
 FAILED, ASTRAY = "AllocationFailed", "AddressNotInPool"
 
 
 class PoolBalancers(LoadBalancer):
-    """A balancer is an address; `ensure` gives it, or raises the reason."""
+    """A balancer is an address; `ensure` allocates it, or raises the reason."""
 
     owned_annotations = (POOL_ANNOTATION,)
 
@@ -44,11 +44,11 @@ class PoolBalancers(LoadBalancer):
         self.failures: Counter[tuple[str, str]] = Counter()  # (pool, reason)
         self._builder: ClientBuilder | None = None
         self._told: dict[str, Allocation | None] = {}  # by the last `ensure`
-        self._said: dict[str, str] = {}  # uid -> the problem that was counted last
+        self._said: dict[str, str] = {}  # uid -> the last counted problem
         self._looking: asyncio.TimerHandle | None = None
 
     def begin(self, builder: ClientBuilder) -> None:
-        """Take the controller's objects, and follow their changes."""
+        """Read the controller's objects, and follow their changes."""
         self._builder = builder
         self.book.lb_class = builder.lb_class
         builder.follow(self._note)
@@ -56,7 +56,7 @@ class PoolBalancers(LoadBalancer):
     # --- the part of a provider ---
 
     async def get(self, cluster: str, service: Service) -> LoadBalancerStatus | None:
-        """Return what is in the status: there is nothing else to a balancer."""
+        """Return the status: a balancer has nothing else."""
         return service.status if service.status.ingress else None
 
     def name(self, cluster: str, service: Service) -> str:
@@ -64,7 +64,7 @@ class PoolBalancers(LoadBalancer):
         return default_load_balancer_name(service)
 
     async def ensure(self, cluster: str, service: Service, nodes: Sequence[Node]) -> LoadBalancerStatus:
-        """Return the addresses. Raises Refusal where there is none."""
+        """Return the addresses. Raises Refusal if there is none."""
         found = self._told[service.key] = self._look(service.key).get(service.key)
         if found is None:
             raise Refusal(FAILED, self._why_not(service))
@@ -83,18 +83,18 @@ class PoolBalancers(LoadBalancer):
         return LoadBalancerStatus(_ingress(found, service.status), notes)
 
     async def update(self, cluster: str, service: Service, nodes: Sequence[Node]) -> None:
-        """Do nothing: an address is of no node."""
+        """Do nothing: an address belongs to no node."""
 
     async def ensure_deleted(self, cluster: str, service: Service) -> None:
-        """Forget what was given; the address is free when no status has it."""
+        """Remove the allocation; the address is free when no status has it."""
         self.book.release(service.key)
         self._told.pop(service.key, None)
         self._said.pop(service.uid, None)
 
-    # --- who has what ---
+    # --- allocations ---
 
     def use(self, file: PoolsFile) -> None:
-        """Take other pools."""
+        """Replace the pools."""
         self.book.use(file)
         self._look_soon()
 
@@ -103,7 +103,7 @@ class PoolBalancers(LoadBalancer):
         return self._builder.snapshot() if self._builder else ObjectSnapshot()
 
     def _look(self, key: str = "") -> dict[str, Allocation]:
-        """Return what each Service has; of the new ones only `key`, if it is one."""
+        """Return the allocation of each Service; of new Services only that of `key`."""
         is_known = self.book.is_current(key) if key else not self.book.is_stale
         return self.book.allocations if is_known else self.book.look(self.objects())
 
@@ -118,7 +118,7 @@ class PoolBalancers(LoadBalancer):
             self._looking = asyncio.get_running_loop().call_later(CHANGE_DEBOUNCE_S, self._sync_changed)
 
     def _sync_changed(self) -> None:
-        """Sync the Services whose allocation changed since they were told."""
+        """Sync the Services whose allocation changed since their last sync."""
         self._looking = None
         assert self._builder is not None
         now, there = self._look(), self.objects().services
@@ -133,7 +133,7 @@ class PoolBalancers(LoadBalancer):
     def _why_not(self, service: Service) -> str:
         found = self.objects().services.get(service.key)
         assert self._builder is not None
-        return (found and action_of(found, self._builder.lb_class)[1]) or "it changed meanwhile"
+        return (found and action_of(found, self._builder.lb_class)[1]) or "it changed in the meantime"
 
     def _write(self, service: Service, reason: str, text: str) -> None:
         if self._builder is not None:
@@ -157,37 +157,37 @@ class PoolBalancers(LoadBalancer):
         """Yield the metrics of the pools."""
         rows = pool_rows(self.book.file, self.objects())
         for name, field, text in (
-            ("addresses", "addresses", "Addresses that a pool can give out."),
+            ("addresses", "addresses", "Addresses that a pool has."),
             ("in_use", "in_use", "Addresses of a pool that are in use."),
         ):
             samples = [((("pool", row["pool"]), ("family", row["family"])), float(row[field])) for row in rows]
             yield MetricFamily(f"lbagent_cloud_pool_{name}", "gauge", text, samples)
-        text = "Times that a Service got less than it asked for."
+        text = "Times that a Service got less than it requested."
         counts = [((("pool", pool), ("reason", why)), float(count)) for (pool, why), count in self.failures.items()]
         yield MetricFamily("lbagent_cloud_allocations_failed_total", "counter", text, counts)
 
 
 class PoolProvider(CloudProvider):
-    """Has balancers, and nothing else."""
+    """Has only balancers."""
 
     name = "pool"
 
     def __init__(self, config: str | None) -> None:
         """Raises ConfigError."""
         if config is None:
-            raise ConfigError("provider pool needs the file that names its pools", file=CONFIG)
+            raise ConfigError("provider pool needs the pools file", file=CONFIG)
         self._balancers = PoolBalancers(parse_pools(config, CONFIG))
 
     async def initialize(self, client_builder: ClientBuilder, stop: asyncio.Event) -> None:
-        """Begin with what Services have already."""
+        """Start with the addresses that Services have already."""
         self._balancers.begin(client_builder)
 
     def load_balancer(self) -> LoadBalancer:
-        """Return the part that gives addresses."""
+        """Return the part for balancers."""
         return self._balancers
 
     def reload(self, config: str) -> None:
-        """Take other pools. Raises ConfigError."""
+        """Replace the pools. Raises ConfigError."""
         self._balancers.use(parse_pools(config, CONFIG))
 
     def metrics(self) -> Iterator[MetricFamily]:
@@ -196,7 +196,7 @@ class PoolProvider(CloudProvider):
 
 
 def _ingress(found: Allocation, status: LoadBalancerStatus) -> tuple[Ingress, ...]:
-    """Return the entries of a status; one that is there already stays as it is, with its mode and ports."""
+    """Return the entries of a status; an existing entry is not changed, nor are its mode and ports."""
     there: dict[bytes, Ingress] = {}
     for entry in status.ingress:
         try:

@@ -38,7 +38,7 @@ from lbagent.textfile.followed_file import FollowedFile
 log = logging.getLogger(__name__)
 COMPONENT = "service-controller"
 EVENTS = EventLimits(burst=2000, refill_s=0.05, waiting=10_000)
-WRITE_S = 10.0  # for a request, without an election
+WRITE_S = 10.0  # timeout of a request, without an election
 
 
 def run_cloud(settings: CloudSettings) -> None:
@@ -61,7 +61,7 @@ class CloudRun:
     def __init__(self, settings: CloudSettings, make_provider: Callable[[], CloudProvider], file: FollowedFile) -> None:
         self._settings, self._make_provider, self._file = settings, make_provider, file
         self._metrics = ControllerMetrics()
-        self._provider: CloudProvider | None = None  # of the term under way
+        self._provider: CloudProvider | None = None  # of the present term
 
     async def run(self) -> None:
         """Run until a signal ends it."""
@@ -129,10 +129,10 @@ class CloudRun:
         try:
             self._provider.reload(text)
         except NotSupported as error:
-            raise ConfigError(f"provider {self._settings.provider} does not read it again: {error}") from None
+            raise ConfigError(f"provider {self._settings.provider} does not reload it: {error}") from None
 
     def _make_provider_of(self, text: str) -> None:
-        """Refuse a wrong text also while another process leads. Raises ConfigError."""
+        """Check the provider's file, also while another process leads. Raises ConfigError."""
         factory = providers.provider(self._settings.provider).load()
         providers.make_provider(self._settings.provider, factory, text, self._settings.config)
 
@@ -143,7 +143,7 @@ class CloudRun:
 
 
 class Term:
-    """One term of leading. It is what a provider gets as its client_builder."""
+    """One term of leading; a provider gets it as its client_builder."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class Term:
         self._controller: ServiceController | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Follow the server and work, until cancelled."""
+        """Watch the server and work, until cancelled."""
         settings = self._settings
         is_wanted = settings.runs(SERVICE_LB)
         balancers = self._provider.load_balancer() if is_wanted else None
@@ -194,11 +194,11 @@ class Term:
                 tasks.create_task(self._controller.run(settings.concurrent_syncs))
             tasks.create_task(self._node_controllers.run(self._provider))
 
-    # --- what a provider is given ---
+    # --- the interface for providers ---
 
     @property
     def lb_class(self) -> str:
-        """The class that is served."""
+        """The served loadBalancerClass."""
         return self._settings.lb_class
 
     @property
@@ -220,11 +220,11 @@ class Term:
         return self._informers.snapshot()
 
     def follow(self, on_changes: Callable[[Sequence[ObjectChange]], None]) -> None:
-        """Call a function with changes from now on."""
+        """Register a function that gets changes."""
         self._informers.follow(on_changes)
 
     def sync(self, key: str) -> None:
-        """Have a Service synced."""
+        """Queue a Service for a sync."""
         if self._controller is not None:
             self._controller.sync(key)
 

@@ -1,4 +1,4 @@
-"""What can be set of `lbagent cloud run`."""
+"""The settings of `lbagent cloud run`."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ class CloudSettings(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"--cluster-cidr: {error}") from None
 
     def runs(self, controller: str) -> bool:
-        """Return whether --controllers lets a controller run."""
+        """Return whether --controllers enables a controller."""
         return is_switched_on(self.controllers, controller)
 
     def check(self) -> None:
-        """Refuse what can be seen without asking the server. Raises ConfigError."""
+        """Check the settings without a request to the server. Raises ConfigError."""
         self.kube.check()
         if not MIN_LEASE_S <= self.lease_duration_s <= MAX_LEASE_S:
             raise ConfigError(
                 f"--lease-duration: {self.lease_duration_s:g}s is not in {MIN_LEASE_S:g}s-{MAX_LEASE_S:g}s"
             )
         if not 0 < self.retry_base_s <= self.retry_max_s:
-            raise ConfigError("--retry-base is more than nothing, and --retry-max is not less")
+            raise ConfigError("--retry-base must be more than 0, and --retry-max not less than it")
         check_switches(self.controllers)
         _ = self.cluster_cidrs
         periods = {

@@ -1,4 +1,4 @@
-"""The controllers by their names in Kubernetes, and which of them --controllers lets run.
+"""The controllers by their names in Kubernetes, and which of them --controllers enables.
 
 Source: k8s.io/cloud-provider, names (canonical ones and aliases); controller-manager, IsControllerEnabled (behaviour).
 """
@@ -17,15 +17,15 @@ SWITCHES = "*"  # all
 
 
 def check_switches(text: str) -> None:
-    """Refuse a name that there is not. Raises ConfigError."""
+    """Check the names. Raises ConfigError for an unknown one."""
     for word in _words(text):
         if word != SWITCHES and word.removeprefix("-") not in NAMES:
             known = ", ".join(NAMES)
-            raise ConfigError(f"--controllers: unknown controller {word!r}; there are: {known} (-NAME: not this one)")
+            raise ConfigError(f"--controllers: unknown controller {word!r}; there are: {known} (-NAME excludes one)")
 
 
 def is_switched_on(text: str, name: str) -> bool:
-    """Return whether a list like `*,-node-route-controller` lets a controller run; its first entry about it counts."""
+    """Return whether a list like `*,-node-route-controller` enables a controller; the first matching entry counts."""
     words = _words(text)
     for word in words:
         if word.removeprefix("-") == name:
@@ -34,7 +34,7 @@ def is_switched_on(text: str, name: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a list, aliases as the names that they stand for."""
+    """Return the words of a list, with aliases replaced by their names."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     return [
         ("-" if word.startswith("-") else "") + ALIASES.get(word.removeprefix("-"), word.removeprefix("-"))

@@ -1,4 +1,4 @@
-"""What `lbagent cloud run` answers over HTTP: /healthz and /metrics, each at an address of its own."""
+"""The HTTP endpoints of `lbagent cloud run`: /healthz and /metrics, each at its own address."""
 
 from __future__ import annotations
 

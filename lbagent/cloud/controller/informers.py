@@ -1,4 +1,4 @@
-"""The Services and Nodes of the API server, followed: the newest version of each, and a call for each change."""
+"""Watches the Services and Nodes of the API server: keeps the newest version of each, and calls functions with changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OnChanges = Callable[[Sequence[ObjectChange]], None]
 
 
 class Informers:
-    """Two reflectors. What the controller writes itself is there at once (`absorb`), not when the watch brings it."""
+    """Two reflectors. The controller's own writes are visible at once (`absorb`), not when the watch delivers them."""
 
     def __init__(self, client: KubeClient, timing: KubeTiming) -> None:
         self._client, self._timing = client, timing
@@ -42,11 +42,11 @@ class Informers:
         )
 
     def follow(self, on_changes: OnChanges) -> None:
-        """Call a function with changes from now on."""
+        """Register a function that gets changes."""
         self._followers.append(on_changes)
 
     async def run(self) -> None:
-        """Follow both until cancelled."""
+        """Watch both until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for each in (self._services, self._nodes):
                 tasks.create_task(each.run())
@@ -56,15 +56,15 @@ class Informers:
         for each in (self._services, self._nodes):
             await each.listed.wait()
 
-    # --- what is there ---
+    # --- the objects ---
 
     def service(self, key: str) -> WatchedService | None:
-        """Return a Service by `NAMESPACE/NAME`; None: it is not there."""
+        """Return a Service by `NAMESPACE/NAME`; None: it does not exist."""
         found = self._services.cache.get(key)
         return found if isinstance(found, WatchedService) else None
 
     def version_of(self, key: str) -> str:
-        """Return the resourceVersion of a Service, '' when it is not there."""
+        """Return the resourceVersion of a Service, '' if it does not exist."""
         return self._services.cache.version_of(key)
 
     def nodes(self) -> Iterator[WatchedNode]:
@@ -72,12 +72,12 @@ class Informers:
         return (node for node in self._nodes.cache.objects.values() if isinstance(node, WatchedNode))
 
     def node(self, name: str) -> WatchedNode | None:
-        """Return a Node; None: it is not there."""
+        """Return a Node; None: it does not exist."""
         found = self._nodes.cache.get(name)
         return found if isinstance(found, WatchedNode) else None
 
     def version_of_node(self, name: str) -> str:
-        """Return the resourceVersion of a Node, '' when it is not there."""
+        """Return the resourceVersion of a Node, '' if it does not exist."""
         return self._nodes.cache.version_of(name)
 
     def snapshot(self) -> ObjectSnapshot:
@@ -87,13 +87,13 @@ class Informers:
     # --- changes ---
 
     def absorb(self, raw: bytes) -> None:
-        """Take a Service that the server gave as the answer to a request."""
+        """Store a Service from the server's answer to a write."""
         change = self._services.cache.put(raw, metadata_of(raw))
         if change is not None:
             self._publish([change])
 
     def absorb_node(self, raw: bytes) -> None:
-        """Take a Node that the server gave as the answer to a request."""
+        """Store a Node from the server's answer to a write."""
         change = self._nodes.cache.put(raw, metadata_of(raw))
         if change is not None:
             self._publish([change])

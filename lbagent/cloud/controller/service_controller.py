@@ -1,7 +1,7 @@
 """Syncs the balancers of Services: ensure, update of nodes, cleanup.
 
-A Service is worked on by one worker at a time, changes of nodes included: so a call with old nodes never comes after one with
-new ones. Source: k8s.io/cloud-provider, controllers/service/controller.go (behaviour).
+One worker at a time handles a Service, changes of nodes included: so a call with old nodes never comes after one with new ones.
+Source: k8s.io/cloud-provider, controllers/service/controller.go (behaviour).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lbagent.objects.records import ObjectChange
 
 log = logging.getLogger(__name__)
 NAMED_NODES = 20  # in a message
-OUTDATED_S = 0.2  # until a Service that changed meanwhile is synced again
+OUTDATED_S = 0.2  # until a Service that changed in the meantime is synced again
 REPAIR_S = 1.0  # until a status that another program emptied is written again
 WriteEvent = Callable[[Service, str, str, bool], None]  # Service, reason, text, whether it is a warning
 
@@ -52,15 +52,13 @@ class ServiceController:
         self._balancers, self._informers, self._writer, self._queue = balancers, informers, writer, queue
         self._metrics, self._write_event, self._cluster, self._lb_class = metrics, write_event, cluster, lb_class
         self._known: dict[str, Service] = {}  # as they were synced last
-        self._dirty: set[str] = set()  # to ensure or to clean up; the others of the queue are there for their nodes
-        self._synced_nodes: dict[
-            str, frozenset[tuple[str, str]]
-        ] = {}  # (name, providerID), as the provider got them last
+        self._dirty: set[str] = set()  # to ensure or to clean up; other keys of the queue need an update of their nodes
+        self._synced_nodes: dict[str, frozenset[tuple[str, str]]] = {}  # (name, providerID) in the provider's last call
 
-    # --- what is to be done ---
+    # --- the queue ---
 
     def take(self, changes: Sequence[ObjectChange]) -> None:
-        """Take changes of Services and Nodes."""
+        """Queue changed Services, and all of them after a change of Nodes."""
         if any(change.kind == "Node" and _counts(change) for change in changes):
             self._metrics.begin_node_sync(set(self._synced_nodes))
             for key in self._synced_nodes:
@@ -70,7 +68,7 @@ class ServiceController:
                 self._take_service(change)
 
     def sync(self, key: str) -> None:
-        """Have a Service synced."""
+        """Queue a Service for a sync."""
         self._dirty.add(key)
         self._queue.add(key)
 
@@ -124,7 +122,7 @@ class ServiceController:
                 await self._sync(key, service)
             elif service is not None:
                 is_done = await self._sync_nodes(key, service)
-        except (Outdated, NotLeading):  # a Lease that is renewed late is held again; one that is lost ends the term
+        except (Outdated, NotLeading):  # a Lease that is renewed late is held again; a lost one ends the term
             self._dirty.add(key)
             self._queue.add_after(key, OUTDATED_S)
         except Exception as error:  # noqa: BLE001 - a provider's defect ends no other Service's sync
@@ -134,7 +132,7 @@ class ServiceController:
                 self._queue.forget(key)
 
     def _fail(self, key: str, service: WatchedService | None, error: Exception) -> None:
-        """Say what failed, and let it be tried again."""
+        """Report a failure, and queue a retry."""
         self._dirty.add(key)
         text = str(error) or type(error).__name__
         told = service.record if service else self._known.get(key)
@@ -166,7 +164,7 @@ class ServiceController:
             await self._clean_up(key, service)
 
     async def _delete_gone(self, key: str, known: Service) -> None:
-        """Remove the balancer of a Service that is not there any more: it had no finalizer when it went."""
+        """Remove the balancer of a deleted Service that had no finalizer."""
         self._write_event(known, "DeletingLoadBalancer", "Deleting load balancer", False)
         await self._ensure_deleted(known)
         self._write_event(known, "DeletedLoadBalancer", "Deleted load balancer", False)
@@ -194,7 +192,7 @@ class ServiceController:
         self._metrics.reached(key)
 
     async def _ensure(self, key: str, service: WatchedService, known: Service | None) -> None:
-        """Finalizer, provider, status: in this order, so that nothing is made that no finalizer stands for."""
+        """Finalizer, provider, status: in this order, so that nothing is created without a finalizer."""
         record = self._known[key] = service.record
         is_adopted = known is None and service.finalizer and bool(record.status.ingress)
         if not is_adopted:
@@ -208,7 +206,7 @@ class ServiceController:
         if not nodes:
             self._write_event(record, "UnAvailableLoadBalancer", NO_NODES, True)
         if problems := checked_source_ranges(record)[1]:
-            self._write_event(record, "SourceRangesRefused", f"{'; '.join(problems)}: no client is let in by it", True)
+            self._write_event(record, "SourceRangesRefused", f"{'; '.join(problems)}: it admits no client", True)
         try:
             status = await self._balancers.ensure(self._cluster, record, nodes)
         except ImplementedElsewhere:
@@ -226,10 +224,12 @@ class ServiceController:
             self._write_event(record, "EnsuredLoadBalancer", "Ensured load balancer", False)
 
     async def _write_status(self, key: str, service: WatchedService, status: LoadBalancerStatus) -> bool:
-        """Write a status; return whether it is another one than before."""
+        """Write a status; return whether it differs from the previous one."""
         record = service.record
         notes = {**record.annotations, **status.annotations}
-        self._known[key] = replace(record, annotations=notes, status=status)  # so that its own write is no change
+        self._known[key] = replace(
+            record, annotations=notes, status=status
+        )  # so that its own write does not count as a change
         return await self._writer.set_status(service, status, self._balancers.owned_annotations)
 
     # --- nodes ---
@@ -238,7 +238,7 @@ class ServiceController:
         return balanced_nodes(node.record for node in self._informers.nodes())
 
     async def _sync_nodes(self, key: str, service: WatchedService) -> bool:
-        """Give the provider the nodes if they changed; return whether it has the current ones."""
+        """Pass the nodes to the provider if they changed; return whether it has the current ones."""
         nodes = self._node_records()
         identities = _identities(nodes)
         if key not in self._synced_nodes or identities == self._synced_nodes[key] or not self._wants(service):
@@ -265,7 +265,7 @@ class ServiceController:
         return True
 
     async def _fail_nodes(self, key: str, service: WatchedService, nodes: Sequence[Node], error: Exception) -> bool:
-        """Say that the provider did not take the nodes, and let the Service be synced; without a balancer it is no failure."""
+        """Report that the provider failed to update the nodes, and queue a sync; without a balancer it is not a failure."""
         if await self._balancers.get(self._cluster, service.record) is None:
             return True
         self._metrics.node_sync_errors += 1

@@ -1,7 +1,7 @@
-"""What the controller writes to a Service: the finalizer, the status, and both away again. Every request may be sent twice.
+"""Writes the finalizer and the status of a Service, and removes them. Every request may be sent twice.
 
-All of it goes to the subresource `status`, so that the right to change Services is not needed. A patch names the uid, and that
-of a status the version it was made for: what was meant for another Service, or for what it was before, is refused (409).
+All writes go to the subresource `status`, so that the right to change Services is not needed. A patch names the uid, and for a
+status also the version: the server refuses a patch for another Service, or for an earlier version of it (409).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from lbagent.kube.object_cache import metadata_of
 from lbagent.objects.decode.decode_balancer import CLEANUP
 
 T = TypeVar("T")
-TRIES = 4  # of a request that failed for the server's sake
+TRIES = 4  # attempts of a request that fails because of the server
 FIRST_PAUSE_S = 0.1  # before the second one; it doubles
-NOT_AS_IT_WAS = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)  # the latter is the answer for another uid
-MAX_PAUSE_S = 5.0  # the longest Retry-After that is waited for here; a longer one goes to the queue
+NOT_AS_IT_WAS = (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)  # the latter is returned for another uid
+MAX_PAUSE_S = 5.0  # the longest Retry-After to wait for here; a longer one goes to the queue
 
 
 class NotLeading(LbError):
-    """Another controller may lead by now."""
+    """Another controller may lead now."""
 
 
 class Outdated(LbError):
-    """The Service changed since the write was made; it is synced again."""
+    """The Service changed since the patch was computed; it is synced again."""
 
 
 class ServiceWriter:
@@ -44,12 +44,12 @@ class ServiceWriter:
         self.patches = 0
 
     async def add_finalizer(self, service: WatchedService) -> bool:
-        """Add the finalizer; return whether the Service is still there."""
+        """Add the finalizer; return whether the Service still exists."""
         meta = {"uid": service.record.uid, "finalizers": [CLEANUP]}
         return await self._patch(service, {"metadata": meta}, STRATEGIC_PATCH)
 
     async def finish(self, service: WatchedService, owned: tuple[str, ...]) -> None:
-        """Take the finalizer, the status and these annotations away, in one request."""
+        """Remove the finalizer, the status and these annotations, in one request."""
         meta: dict[str, Any] = {"uid": service.record.uid}
         if service.finalizer:
             meta["$deleteFromPrimitiveList/finalizers"] = [CLEANUP]
@@ -62,7 +62,7 @@ class ServiceWriter:
             await self._patch(service, body, STRATEGIC_PATCH)
 
     async def set_status(self, service: WatchedService, status: LoadBalancerStatus, owned: tuple[str, ...]) -> bool:
-        """Write a status and its annotations if they differ from what is there; return whether they did."""
+        """Write a status and its annotations if they differ from the present ones; return whether they did."""
         notes = _other_annotations(service.record.annotations, status.annotations, owned)
         body: dict[str, Any] = {}
         if not same_ingress(service.record.status, status):
@@ -77,7 +77,7 @@ class ServiceWriter:
         return True
 
     async def _patch(self, service: WatchedService, body: dict[str, Any], kind: str) -> bool:
-        """Send a patch until the server has answered; return whether the Service is still there."""
+        """Send a patch until the server has answered; return whether the Service still exists."""
         path = f"/api/v1/namespaces/{service.namespace}/services/{service.name}"
 
         async def send() -> bytes:
@@ -98,7 +98,7 @@ class ServiceWriter:
         return True
 
     async def _refresh(self, path: str, service: WatchedService, body: dict[str, Any]) -> bool:
-        """Read a Service again for a patch that was refused; return whether it is still the one it was made for."""
+        """Read a Service again after a refused patch; return whether it is still the patch's Service."""
         try:
             async with self._client.get(path, {}, silence_s=self._silence_s) as answer:
                 raw = await answer.read()
@@ -121,9 +121,9 @@ def _identity(service: WatchedService) -> tuple[str, str, bool]:
 
 
 def check_leading(may_write: Callable[[], bool]) -> None:
-    """Raise NotLeading when this controller may not write."""
+    """Raise NotLeading if this controller may not write."""
     if not may_write():
-        raise NotLeading("another controller may lead by now")
+        raise NotLeading("another controller may lead now")
 
 
 async def _nothing(_error: ApiError, _is_last: bool) -> None:
@@ -135,10 +135,10 @@ async def until_answered(
     may_write: Callable[[], bool],
     refused: Callable[[ApiError, bool], Awaitable[None]] = _nothing,
 ) -> T:
-    """Send a request until the server has answered: again after a conflict, a failure of the server, or no answer.
+    """Send a request until the server has answered: retry after a conflict, a failure of the server, or no answer.
 
-    `refused` is called with each error and whether the try was the last one; it raises where another try has no use. Raises
-    NotLeading, and what the last try raised.
+    `refused` is called with each error and whether the attempt was the last one; it raises if a retry has no use. Raises
+    NotLeading, and the error of the last attempt.
     """
     pause_s = FIRST_PAUSE_S
     for is_last in (*(False,) * (TRIES - 1), True):
@@ -159,7 +159,7 @@ async def until_answered(
 
 
 def _may_pass(error: ApiError) -> bool:
-    """Return whether a failure is the server's, and may be over in a moment."""
+    """Return whether a failure is the server's, and may be temporary."""
     is_busy = error.status == HTTPStatus.TOO_MANY_REQUESTS or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
     return is_busy and error.retry_after_s <= MAX_PAUSE_S
 
@@ -167,7 +167,7 @@ def _may_pass(error: ApiError) -> bool:
 def _other_annotations(
     now: Mapping[str, str], wanted: Mapping[str, str], owned: tuple[str, ...]
 ) -> dict[str, str | None]:
-    """Return the annotations that are to change; None: they go."""
+    """Return the annotations to change; None: remove."""
     found: dict[str, str | None] = {key: text for key, text in wanted.items() if now.get(key) != text}
     return found | {key: None for key in owned if key in now and key not in wanted}
 

@@ -1,4 +1,4 @@
-"""Services and Nodes as the controller keeps them: the record that pools and plans read, with the one that providers get."""
+"""The controller's Services and Nodes: the record that pools and plans read, with the one that providers get."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ _NODE = msgspec.json.Decoder(_Node)
 
 
 def watched(obj: KubeObject | None, raw: msgspec.Raw | bytes) -> KubeObject | None:
-    """Return what the controller keeps of a decoded Service or Node and its JSON; None when that cannot be read."""
+    """Return the record of a decoded Service or Node and its JSON; None if the JSON is invalid."""
     try:
         if isinstance(obj, Service):
             return _watched_service(obj, _SERVICE.decode(raw))

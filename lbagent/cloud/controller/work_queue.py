@@ -1,4 +1,4 @@
-"""A queue of keys: each is there once, and no two workers have the same one. Source: client-go, util/workqueue (behaviour)."""
+"""A queue of keys: each is queued once, and no two workers have the same one. Source: client-go, util/workqueue (behaviour)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from contextlib import suppress
 
 
 class WorkQueue:
-    """Keys that are due now, and keys that are due later; times in seconds of `clock`.
+    """Keys that are due now, and keys that are due later; times are seconds of `clock`.
 
-    After `done` a key that was added meanwhile is due again. A key added now is not due later as well.
+    After `done` a key that was added in the meantime is due again. A key that is added for now is removed from the later ones.
     """
 
     def __init__(self, base_s: float, max_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Pauses of `add_rate_limited` double from `base_s` to `max_s`, for each key by itself, until `forget`."""
+        """Pauses of `add_rate_limited` double from `base_s` to `max_s`, for each key separately, until `forget`."""
         self._base_s, self._max_s, self._clock = base_s, max_s, clock
         self._ready: OrderedDict[str, None] = OrderedDict()
         self._processing: set[str] = set()
         self._again: set[str] = set()  # added while they were being processed
         self._due: dict[str, float] = {}
-        self._heap: list[tuple[float, str]] = []  # entries that `_due` does not confirm are left overs
+        self._heap: list[tuple[float, str]] = []  # entries that `_due` does not confirm are stale
         self._failures: dict[str, int] = {}
         self._changed = asyncio.Event()
 
@@ -36,7 +36,7 @@ class WorkQueue:
         return not self._ready and not self._processing
 
     def add(self, key: str) -> None:
-        """Let a key be due now."""
+        """Make a key due now."""
         self._due.pop(key, None)
         if key in self._processing:
             self._again.add(key)
@@ -45,7 +45,7 @@ class WorkQueue:
             self._changed.set()
 
     def add_after(self, key: str, seconds: float) -> None:
-        """Let a key be due in so many seconds, unless it is due sooner."""
+        """Make a key due after so many seconds, unless it is due sooner."""
         if seconds <= 0:
             self.add(key)
             return
@@ -57,7 +57,7 @@ class WorkQueue:
         self._changed.set()
 
     def add_rate_limited(self, key: str, at_least_s: float = 0.0) -> float:
-        """Count a failure of a key, and let it be due after the pause for so many; return the pause."""
+        """Count a failure of a key, and make it due after the pause for that number; return the pause."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         seconds = max(min(self._base_s * 2.0 ** min(failures, 64), self._max_s), at_least_s)
@@ -69,7 +69,7 @@ class WorkQueue:
         self._failures.pop(key, None)
 
     def done(self, key: str) -> None:
-        """Say that a key that `get` or `take` gave is processed."""
+        """Mark a key from `get` or `take` as processed."""
         self._processing.discard(key)
         if key in self._again:
             self._again.discard(key)

@@ -1,7 +1,7 @@
 """The balancers of provider `edge`: `ensure` and `ensure_deleted` for a router, and the poll that keeps its mappings.
 
-Nothing is kept on disk: the descriptions of mappings at the router name what an earlier process made. A refusal leaves the
-mappings of a Service as they are; a Service that requests none any more loses them.
+Nothing is stored on disk: the descriptions of the router's mappings identify those of an earlier process. A refusal does not change
+the mappings of a Service; a Service that does not request them any more loses them.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ REFUSED, CONFLICT, PRIVATE, LABEL = (
     "LabelInPlaceOfAnnotation",
 )
 BAD_ADDRESS, NOT_ALLOWED = "ExternalAddressRefused", "ExternalAddressNotAllowed"
-PROXY = "Proxy"  # ipMode: nodes let packets to the address go out to the router (KEP-1860)
+PROXY = "Proxy"  # ipMode: nodes send packets for the address to the router (KEP-1860)
 
 
 class ServiceMappings(Struct):
-    """The mappings of a Service, and the address in its status. `trouble`: what could not be kept at the last poll."""
+    """The mappings of a Service, and the address in its status. `trouble`: the failure of the last poll."""
 
     uid: str
     mappings: tuple[PortMapping, ...]
@@ -69,19 +69,19 @@ class EdgeBalancers(LoadBalancer):
         self.services = RouterServices(config)
         self.keeper = MappingKeeper(config, self.services.is_wanted)
         self._builder: ClientBuilder | None = None
-        self._waiting: dict[str, tuple[PortMapping, ...]] = {}  # for ports that another one has
+        self._waiting: dict[str, tuple[PortMapping, ...]] = {}  # for ports that another Service has
         self._pending: set[str] = set()  # Services whose `ensure` found no router, or none with an address
-        self._is_swept = False  # the mappings that the router had when it was found are checked
-        self._down = "no poll yet"  # why there is no router, '' while there is one
+        self._is_swept = False  # the mappings that the router had at its discovery are checked
+        self._down = "no poll yet"  # why there is no router, '' if there is one
 
     def begin(self, builder: ClientBuilder) -> None:
-        """Take the controller's objects."""
+        """Read the controller's objects."""
         self._builder = builder
         self.keeper.cluster = builder.cluster_name
         self.services.begin(builder)
 
     def use(self, config: EdgeConfig) -> None:
-        """Take another configuration, and sync every Service with it."""
+        """Replace the configuration, and sync every Service with it."""
         self.config = self.services.config = config
         self.keeper.use(config)
         self._is_swept = False
@@ -94,21 +94,23 @@ class EdgeBalancers(LoadBalancer):
         return edge_rules.balancer_name(cluster, service)
 
     async def get(self, cluster: str, service: Service) -> LoadBalancerStatus | None:
-        """Return the status of what was made, or what is in the Service's; what is at the router alone is found by the poll."""
+        """Return the status of the created mappings, or the Service's; the poll finds mappings that only the router has."""
         mapped = self.mapped_services.get(service.key)
         if mapped is not None and mapped.uid == service.uid:
             return LoadBalancerStatus(self._ingress(mapped.address, service.status))
         return service.status if service.status.ingress else None
 
     async def ensure(self, cluster: str, service: Service, nodes: Sequence[Node]) -> LoadBalancerStatus:
-        """Map the ports. Raises Refusal; GatewayUnreachable, GatewayFailure and RetryAfter for what may be better later."""
+        """Map the ports. Raises Refusal; GatewayUnreachable, GatewayFailure and RetryAfter for failures that may be temporary."""
         self._waiting.pop(service.key, None)
         if problem := edge_rules.why_not_asked(self.config, service):
             await self._give_up(cluster, service, problem)
         wanted = self._wanted(cluster, service, nodes)
         if edge_rules.is_asked_by_label(service):
             self._write(
-                service, LABEL, f"{edge_rules.TYPE} is a label, which counts; other programs read the annotation"
+                service,
+                LABEL,
+                f"{edge_rules.TYPE} is a label, which is accepted; other programs read only the annotation",
             )
         try:
             address = await self._map(service, wanted)
@@ -137,13 +139,13 @@ class EdgeBalancers(LoadBalancer):
         return LoadBalancerStatus(self._ingress(address, service.status))
 
     async def update(self, cluster: str, service: Service, nodes: Sequence[Node]) -> None:
-        """Map the ports to the node that is chosen of these. Raises as `ensure`."""
+        """Map the ports to the node selected from these. Raises as `ensure`."""
         if service.key not in self.mapped_services:
             raise LbError(f"cannot update load balancer {self.name(cluster, service)!r}: not found")
         await self.ensure(cluster, service, nodes)
 
     async def ensure_deleted(self, cluster: str, service: Service) -> None:
-        """Remove the mappings of a Service. Without a router the Service goes nevertheless: the poll removes them later."""
+        """Remove the mappings of a Service. If no router answers, the Service is released and the poll removes them later."""
         mapped = self.mapped_services.pop(service.key, None)
         self._waiting.pop(service.key, None)
         self._pending.discard(service.key)
@@ -160,13 +162,13 @@ class EdgeBalancers(LoadBalancer):
             self._is_swept = False
             fields = {"service": service.key, "error": str(error)}
             log.warning("mappings are left until the gateway removes them, or their leases end", extra=fields)
-        self.mapped_services.pop(service.key, None)  # what a poll took over meanwhile
+        self.mapped_services.pop(service.key, None)  # mappings that a poll took over in the meantime
         self._sync(list(self._waiting))
 
     # --- one Service ---
 
     async def _give_up(self, cluster: str, service: Service, problem: str) -> None:
-        """Remove the mappings of a Service that requests none any more; raise the Refusal with the reason."""
+        """Remove the mappings of a Service that does not request them any more; raise the Refusal with the reason."""
         there = {each.ip for each in service.status.ingress if each.ip}
         if there and not self._address():
             with suppress(GatewayUnreachable):
@@ -177,7 +179,7 @@ class EdgeBalancers(LoadBalancer):
         raise Refusal(REFUSED, f"{problem}: no port is mapped", status=LoadBalancerStatus() if had else None)
 
     def _wanted(self, cluster: str, service: Service, nodes: Sequence[Node]) -> tuple[PortMapping, ...]:
-        """Return the mappings that a Service is to have. Raises Refusal."""
+        """Return the mappings of a Service. Raises Refusal."""
         if problem := edge_rules.why_refused(service):
             raise Refusal(REFUSED, problem)
         try:
@@ -187,12 +189,12 @@ class EdgeBalancers(LoadBalancer):
         return edge_rules.mappings_of(cluster, service, client)
 
     async def _map(self, service: Service, wanted: tuple[PortMapping, ...]) -> str:
-        """Have the mappings at the router; return its WAN address."""
+        """Create the mappings at the router; return its WAN address."""
         gateway = await self.keeper.connect()
         if problem := self.services.why_not_local(wanted, gateway.local_address):
             raise Refusal(REFUSED, problem)
         if not self._address():
-            raise GatewayFailure(f"{gateway.name} has no WAN address, or does not say it because it is private")
+            raise GatewayFailure(f"{gateway.name} has no WAN address, or does not report a private one")
         self._check_address(gateway, service)
         mapped = self.mapped_services.get(service.key)
         try:
@@ -208,7 +210,7 @@ class EdgeBalancers(LoadBalancer):
         return self._address()
 
     def _check_address(self, gateway: Gateway, service: Service) -> None:
-        """Raise Refusal for a WAN address that goes into no status; one that is there already is taken out."""
+        """Raise Refusal for a WAN address that must not be in a status; remove an existing one."""
         address = self._address()
         if not (problem := self.services.why_address_refused(address)):
             return
@@ -218,7 +220,7 @@ class EdgeBalancers(LoadBalancer):
         raise Refusal(BAD_ADDRESS, text, status=LoadBalancerStatus() if is_there else None)
 
     def _possible(self, gateway: Gateway, cluster: str, service: Service) -> tuple[PortMapping, ...]:
-        """Return what an earlier process may have made, also for a router that lists nothing."""
+        """Return the mappings that an earlier process may have created, also for a router that lists none."""
         if not (gateway.says_owners or service.status.ingress):
             return ()
         mappings = edge_rules.mappings_of(cluster, service, gateway.local_address)
@@ -265,11 +267,11 @@ class EdgeBalancers(LoadBalancer):
         address = self._address()
         for key, mapped in list(self.mapped_services.items()):
             if address not in ("", mapped.address):
-                mapped.address = address  # one `ensure` for each change, also where it refuses
+                mapped.address = address  # one `ensure` for each change, also when it refuses
                 self._sync([key])
 
     def _adopt(self, mappings: Iterable[PortMapping]) -> None:
-        """Take over what Services have whose `ensure` was refused, or comes later: it is kept as it is until then."""
+        """Keep the mappings of Services whose `ensure` was refused or has not been called yet."""
         found: dict[str, list[PortMapping]] = {}
         for mapping in mappings:
             owner = edge_rules.owner_of(mapping.description)
@@ -282,7 +284,7 @@ class EdgeBalancers(LoadBalancer):
                 self.mapped_services[key] = ServiceMappings(service.uid, tuple(each), address)
 
     async def _keep(self, key: str, mapped: ServiceMappings) -> None:
-        """Keep a Service's mappings; report one that cannot be kept once, by its `ensure`."""
+        """Keep a Service's mappings; report a failure once, by its `ensure`."""
         trouble = ""
         for mapping in mapped.mappings:
             try:
@@ -295,7 +297,7 @@ class EdgeBalancers(LoadBalancer):
 
     def _lose(self, error: Exception) -> None:
         if str(error) != self._down:
-            log.warning("no gateway answers: it is searched", extra={"error": str(error)})
+            log.warning("no gateway answers: searching", extra={"error": str(error)})
         for key in () if self._down else self.mapped_services:
             if service := self.services.service(key):
                 self._write(service, UNREACHABLE, f"{error}; the mappings stay until their leases end")
@@ -310,7 +312,7 @@ class EdgeBalancers(LoadBalancer):
         return not self._down
 
     def count(self) -> int:
-        """Return how many mappings are at the router by the last poll."""
+        """Return how many mappings the router had at the last poll."""
         return sum(len(mapped.mappings) for mapped in self.mapped_services.values() if not mapped.trouble)
 
     def _sync(self, keys: Iterable[str]) -> None:
@@ -323,7 +325,7 @@ class EdgeBalancers(LoadBalancer):
             self._builder.write_event(service, reason, text, warning=True)
 
     def _ingress(self, address: str, status: LoadBalancerStatus) -> tuple[Ingress, ...]:
-        """Return the entry of an address; one that is there already keeps its mode, unless the configuration says another one."""
+        """Return the entry of an address; an existing one keeps its mode, unless the configuration sets another one."""
         if not self.config.is_diverted(address):
             return (Ingress(ip=address, ip_mode=PROXY),)
         there = next((each for each in status.ingress if each.ip == address), Ingress(ip=address))

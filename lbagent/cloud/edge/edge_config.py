@@ -1,4 +1,4 @@
-"""The configuration of provider `edge`: nothing, or YAML; checked records, or one message with line and field."""
+"""The configuration of provider `edge`: empty, or YAML to checked records, or one message with line and field."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lbagent.http.http_client import Url, parse_url
 from lbagent.pools.field_checks import FieldChecks, only_document
 from lbagent.value_errors import shown
 
-CONFIG = "--config"  # stands for the file's name
+CONFIG = "--config"  # placeholder for the file's name
 MIN_POLL_S, MAX_POLL_S = 1.0, 3600.0
-MIN_LEASE_S, MAX_LEASE_S = 30.0, 604800.0  # WANIPConnection:2 has no longer ones
-LOOKS_PER_LEASE = 3  # a lease is renewed when half of it is left, and checked once a poll
+MIN_LEASE_S, MAX_LEASE_S = 30.0, 604800.0  # the maximum of WANIPConnection:2
+LOOKS_PER_LEASE = 3  # a lease is renewed when half of it is left, and checked at each poll
 
 
 class NodeChoice(StrEnum):
-    """Which node the router sends packets to."""
+    """The node to which the router sends packets."""
 
     EXACT_ONE = "exact-one"
     SELF = "self"
@@ -36,7 +36,7 @@ class Protocol(StrEnum):
 
 
 class EdgeConfig(Struct, frozen=True):
-    """A checked configuration; `node` None is `self` where --node-name is given, else `exact-one`."""
+    """A checked configuration; `node` None is `self` if --node-name is given, else `exact-one`."""
 
     gateway: Url | None = None
     node: NodeChoice | None = None
@@ -49,7 +49,7 @@ class EdgeConfig(Struct, frozen=True):
     hairpin: bool = False
 
     def allows(self, address: str) -> bool:
-        """Return whether the operator names an external address, or the gateway that reports it."""
+        """Return whether the operator allows an external address, or the gateway that reports it."""
         if address == self.external_ip:
             return True
         if self.external_addresses:
@@ -57,7 +57,7 @@ class EdgeConfig(Struct, frozen=True):
         return self.gateway is not None
 
     def is_diverted(self, address: str) -> bool:
-        """Return whether nodes take packets to an external address, in place of the router."""
+        """Return whether nodes divert packets for an external address, in place of the router."""
         return self.allows(address) or (self.hairpin and not self.external_addresses)
 
 
@@ -88,7 +88,7 @@ def read_edge_config(text: str) -> EdgeConfig:
     lease_s = checks.seconds(entry.lease, ("lease",), 0, MAX_LEASE_S)
     if lease_s and lease_s < max(MIN_LEASE_S, LOOKS_PER_LEASE * poll_s):
         least = f"{max(MIN_LEASE_S, LOOKS_PER_LEASE * poll_s):g}s"
-        checks.refuse(("lease",), f"{entry.lease!r} is less than {least} (three times `poll`); 0 is for ever")
+        checks.refuse(("lease",), f"{entry.lease!r} is less than {least} (three times `poll`); 0 is without an end")
     return EdgeConfig(
         checks.value(parse_url, entry.gateway, ("gateway",)) if entry.gateway else None,
         _word(checks, "node", entry.node, NodeChoice) if entry.node else None,
@@ -109,7 +109,7 @@ def _protocols(checks: FieldChecks, words: list[str] | None) -> tuple[Protocol, 
     if words is None:
         return tuple(Protocol)
     if not words:
-        checks.refuse(("protocols",), "at least one of upnp, nat-pmp is wanted")
+        checks.refuse(("protocols",), "at least one of upnp, nat-pmp is needed")
     found = []
     for index, word in enumerate(words):
         found.append(_word(checks, "protocols", word, Protocol, index))
@@ -130,7 +130,7 @@ def _ipv4(text: str) -> str:
     except ValueError:
         raise ValueError(f"{text!r} is not an IPv4 address") from None
     if is_special(found):
-        raise ValueError(f"{text!r} is a special address, which no router has outside")
+        raise ValueError(f"{text!r} is a special address, which cannot be a router's external address")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What provider `edge` would map, from manifests alone (pure). No request to a router."""
+"""What provider `edge` would map, from manifests (pure), without a request to a router."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lbagent.objects.records import ObjectSnapshot
 
 
 def plan(config: EdgeConfig, objects: ObjectSnapshot, lb_class: str, cluster: str) -> list[PlannedBalancer]:
-    """Return what each Service would get, by namespace and name. Of two that want one port the older one gets it."""
+    """Return what each Service would get, by namespace and name. If two request one port, the older one gets it."""
     nodes = balanced_nodes(map(node_record, objects.nodes.values()))
     rows: dict[str, PlannedBalancer] = {}
     holders: dict[tuple[str, int], str] = {}
@@ -70,7 +70,7 @@ def _row(
 
 
 def _chosen(config: EdgeConfig, nodes: list[Node]) -> tuple[str, ...]:
-    """Return the node that is chosen. With `self` it is the controller's, which manifests do not name."""
+    """Return the selected node. With `self` it is the controller's node, which is not in manifests."""
     choice = edge_rules.node_choice(config, "")
     if choice is NodeChoice.SELF:
         return ()

@@ -13,14 +13,14 @@ from lbagent.task_failure import log_failure
 
 
 class EdgeProvider(CloudProvider):
-    """Has balancers, and nothing else."""
+    """Has only balancers."""
 
     name = "edge"
 
     def __init__(self, config: str | None) -> None:
         """Raises ConfigError."""
         self._balancers = EdgeBalancers(read_edge_config(config or ""))
-        self._polling: asyncio.Task[None] | None = None  # kept: the loop holds tasks weakly
+        self._polling: asyncio.Task[None] | None = None  # a reference: the loop holds tasks weakly
 
     async def initialize(self, client_builder: ClientBuilder, stop: asyncio.Event) -> None:
         """Start to poll the router."""
@@ -29,16 +29,16 @@ class EdgeProvider(CloudProvider):
         self._polling.add_done_callback(log_failure)
 
     def load_balancer(self) -> LoadBalancer:
-        """Return the part that maps ports."""
+        """Return the part for balancers."""
         return self._balancers
 
     def reload(self, config: str) -> None:
-        """Take another configuration. Raises ConfigError."""
+        """Replace the configuration. Raises ConfigError."""
         self._balancers.use(read_edge_config(config))
 
     def metrics(self) -> Iterator[MetricFamily]:
         """Yield the metrics of the router."""
         text = "Port mappings that Services have at the gateway."
         yield MetricFamily("lbagent_edge_mappings", "gauge", text, [((), self._balancers.count())])
-        text = "Whether the gateway answered when it was asked last."
+        text = "Whether the gateway answered the last request."
         yield MetricFamily("lbagent_edge_gateway_up", "gauge", text, [((), float(self._balancers.is_up))])

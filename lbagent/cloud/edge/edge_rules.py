@@ -1,6 +1,6 @@
-"""Which Services get port mappings, which ones, and at which node (pure). Source: cloud-provider-edge (behaviour).
+"""Which Services get port mappings, which ones, and to which node (pure). Source: cloud-provider-edge (behaviour).
 
-The mapping's description is `CLUSTER/NAMESPACE/SERVICE/PORT`: it names the owner of a mapping, also for the next process.
+The mapping's description is `CLUSTER/NAMESPACE/SERVICE/PORT`: it identifies the owner of a mapping, also for the next process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def balancer_name(cluster: str, service: Service) -> str:
 
 
 def owner_of(description: str) -> Owner | None:
-    """Return whose a mapping is; None for one that no controller of this kind made."""
+    """Return the owner of a mapping; None if no such controller created it."""
     parts = description.split("/")
     if len(parts) != 4 or not all(parts[:3]):
         return None
@@ -41,7 +41,7 @@ def owner_of(description: str) -> Owner | None:
 
 
 def why_not_asked(config: EdgeConfig, service: Service) -> str:
-    """Return why a Service requests no mappings, '' when it does."""
+    """Return why a Service requests no mappings, '' if it does."""
     if TYPE in service.annotations:
         return ""
     if TYPE not in service.labels:
@@ -54,12 +54,12 @@ def why_not_asked(config: EdgeConfig, service: Service) -> str:
 
 
 def is_asked_by_label(service: Service) -> bool:
-    """Return whether only a label requests mappings."""
+    """Return whether a label requests mappings, and no annotation does."""
     return TYPE not in service.annotations and TYPE in service.labels
 
 
 def why_refused(service: Service) -> str:
-    """Return why a Service that requests mappings gets none, '' when it gets them."""
+    """Return why a Service that requests mappings gets none, '' if it gets them."""
     if (word := service.annotations.get(TYPE, service.labels.get(TYPE))) != IGD:
         return f"{TYPE}: unsupported value {word!r}; {IGD} is possible"
     if service.type != "LoadBalancer":
@@ -96,9 +96,9 @@ def mappings_of(cluster: str, service: Service, client: str) -> tuple[PortMappin
 
 
 def why_address_refused(address: str, nodes: Iterable[Node], cluster_ips: Iterable[str]) -> str:
-    """Return why an external address goes into no status, whoever reports it; '' when it may.
+    """Return why an external address must not be in a status, by any reporter; '' if it may.
 
-    The service range is not known; what is in the /24 of a ClusterIP counts as in it.
+    The service range is unknown; an address in the /24 of a ClusterIP counts as in it.
     """
     if is_special(address):
         return "it is a special address (loopback, link-local, multicast, reserved or unspecified)"
@@ -115,16 +115,16 @@ def why_address_refused(address: str, nodes: Iterable[Node], cluster_ips: Iterab
 
 
 class NoNode(ValueError):
-    """No node can be the target; the text has the reason."""
+    """No node can be the target; the text is the reason."""
 
 
 def node_choice(config: EdgeConfig, node_name: str) -> NodeChoice:
-    """Return how the node is chosen on the node of this name ('' = not known)."""
+    """Return the node selection for a controller on this node ('' = unknown)."""
     return config.node or (NodeChoice.SELF if node_name else NodeChoice.EXACT_ONE)
 
 
 def choose_node(choice: NodeChoice, nodes: Sequence[Node], node_name: str) -> Node:
-    """Return the node that gets the packets. Raises NoNode."""
+    """Return the node to which packets are sent. Raises NoNode."""
     ordered = sorted(nodes, key=lambda node: node.name)
     if choice is NodeChoice.EXACT_ONE:
         if len(ordered) != 1:
@@ -143,7 +143,7 @@ def choose_node(choice: NodeChoice, nodes: Sequence[Node], node_name: str) -> No
 
 
 def node_address(node: Node) -> str:
-    """Return the first InternalIP of a node that is IPv4. Raises NoNode."""
+    """Return the first IPv4 InternalIP of a node. Raises NoNode."""
     for kind, text in node.addresses:
         if kind == "InternalIP":
             try:

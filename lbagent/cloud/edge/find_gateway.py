@@ -1,4 +1,4 @@
-"""Find the router: by its URL, or by SSDP; then by NAT-PMP. Of several, that of the default route is the first."""
+"""Find the router: by its URL, or by SSDP; then by NAT-PMP. Of several, the default route's comes first."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lbagent.cloud.edge.protocols.upnp_gateway import open_gateway
 from lbagent.http.http_client import Url
 
 log = logging.getLogger(__name__)
-MAX_TRIED = 8  # devices that answered, and whose descriptions are read
+MAX_TRIED = 8  # most devices whose descriptions are read
 
 
 async def find_gateway(config: EdgeConfig, before: str = "") -> Gateway:
     """Return the router to use. Raises GatewayUnreachable with a reason for each protocol.
 
-    `before`: only the protocols that stand before this one are tried.
+    `before`: only the protocols that precede this one are tried.
     """
     problems = []
     for protocol in config.protocols:

@@ -1,7 +1,7 @@
-"""The mappings of one router: made, renewed, found again after its restart, removed. One request at a time.
+"""Creates, renews and removes the mappings of one router, and restores them after its restart. One request at a time.
 
-The router's own list is the truth; this process remembers only its own requests. A mapping whose description is not of
-this cluster is never changed. Of this cluster's, one is stale when its Service does not want it any more (`is_wanted`).
+The router's own list is authoritative; this process stores only its own requests. A mapping whose description is not of this
+cluster is never changed. A mapping of this cluster is stale if its Service does not request it any more (`is_wanted`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from lbagent.cloud.edge.protocols.port_mapping import (
 from lbagent.errors import LbError
 
 log = logging.getLogger(__name__)
-WEEK_S = 604800  # what WANIPConnection:2 makes of a lease without an end
+WEEK_S = 604800  # WANIPConnection:2 replaces a lease without an end by this
 SOON_POLLS = 1.5  # a mapping that ends within so many polls is renewed
-NAT_PMP = "NAT-PMP"  # begins the description that miniupnpd gives to such a mapping
-HELD_S = 300.0  # until a mapping that this host may not remove is tried again, at most
+NAT_PMP = "NAT-PMP"  # prefix of the description that miniupnpd gives to such a mapping
+HELD_S = 300.0  # maximum time until the removal of a mapping is retried
 IsWanted = Callable[[PortMapping], bool]
 
 
 class HeldByOtherNode(LbError):
-    """The router holds the mapping for another node of ours, and lets only that one change it; it ends in `seconds`."""
+    """The router has the mapping for another node of the cluster, and lets only that node change it; it ends in `seconds`."""
 
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
@@ -44,22 +44,22 @@ class HeldByOtherNode(LbError):
 
 
 class MappingKeeper:
-    """Sends requests to the router. `is_wanted`: whether its Service wants a mapping with our cluster's description now."""
+    """Sends requests to the router. `is_wanted`: whether a Service requests a mapping with this cluster's description now."""
 
     def __init__(self, config: EdgeConfig, is_wanted: IsWanted, clock: Callable[[], float] = time.monotonic) -> None:
         self.config, self.cluster = config, ""
         self.gateway: Gateway | None = None
-        self.external_address = ""  # by the router's last answer
+        self.external_address = ""  # from the router's last answer
         self._is_wanted, self._clock = is_wanted, clock
         self._lock = asyncio.Lock()
         self._searched: tuple[float, GatewayUnreachable] | None = None  # when the last search failed, and why
-        self._granted_s: dict[PortMapping, int] = {}  # what the router granted in place of the requested lease
-        self._renewed: dict[PortMapping, float] = {}  # when, by our clock: for routers that report no end
+        self._granted_s: dict[PortMapping, int] = {}  # lease that the router granted in place of the requested one
+        self._renewed: dict[PortMapping, float] = {}  # end by this host's clock: for routers that report none
 
     # --- the router ---
 
     async def connect(self) -> Gateway:
-        """Return the router, after a search where it is not known. Raises GatewayUnreachable; a poll has at most one search."""
+        """Return the router, after a search if needed. Raises GatewayUnreachable; a poll has at most one search."""
         async with self._lock:
             return await self._connected()
 
@@ -79,38 +79,38 @@ class MappingKeeper:
         return found
 
     def lose(self) -> None:
-        """Note that the router does not answer: search again."""
+        """Record that the router does not answer: search again."""
         self.gateway = None
 
     def use(self, config: EdgeConfig) -> None:
-        """Take another configuration; search the router again."""
+        """Replace the configuration; search the router again."""
         self.config, self.gateway, self._searched = config, None, None
 
     async def look_at_address(self) -> bool:
-        """Ask for the WAN address; return whether it is another one. Raises GatewayUnreachable."""
+        """Read the WAN address; return whether it changed. Raises GatewayUnreachable."""
         async with self._lock:
             before = self.external_address
             self.external_address = await (await self._preferred()).external_address()
             return self.external_address != before
 
     async def _preferred(self) -> Gateway:
-        """Return the router by the first protocol that it answers; one that failed before is tried again."""
+        """Return the router by the first protocol that it answers; earlier failures are retried."""
         gateway = await self._connected()
         try:
             found = await find_gateway(self.config, before=gateway.protocol)
             address = await found.external_address()
         except (GatewayUnreachable, GatewayFailure, GatewayRefusal):
             return gateway
-        log.info("the gateway answers by a protocol that is preferred", extra={"gateway": found.name})
+        log.info("the gateway answers by a preferred protocol", extra={"gateway": found.name})
         self.gateway, self.external_address = found, address or self.external_address
         return found
 
     # --- mappings ---
 
     async def replace(self, old: Iterable[PortMapping], new: Sequence[PortMapping]) -> None:
-        """Have the new mappings instead of the old ones: all of them, or none more than before.
+        """Replace the old mappings by the new ones: all of them, or none.
 
-        New ones are made before old ones go. Raises MappingConflict, GatewayRefusal, GatewayUnreachable.
+        New ones are created before old ones are removed. Raises MappingConflict, GatewayRefusal, GatewayUnreachable.
         """
         async with self._lock:
             gateway = await self._connected()
@@ -132,7 +132,7 @@ class MappingKeeper:
                     await self._remove(gateway, mapping)
 
     async def keep(self, mapping: PortMapping, is_still: Callable[[], bool]) -> None:
-        """Look whether a mapping is there, and make or renew it, if it is still to be there. Raises as `replace`."""
+        """Check a mapping, and create or renew it if it is still requested. Raises as `replace`."""
         async with self._lock:
             if not is_still():
                 return
@@ -142,7 +142,7 @@ class MappingKeeper:
             await self._put(gateway, mapping, found)
 
     async def is_free(self, mapping: PortMapping) -> bool:
-        """Return whether no other one has a mapping's port. Raises GatewayUnreachable."""
+        """Return whether a mapping's port is free or its own. Raises GatewayUnreachable."""
         async with self._lock:
             try:
                 self._check_owner(mapping, await self._find(await self._connected(), mapping))
@@ -151,7 +151,7 @@ class MappingKeeper:
             return True
 
     async def sweep(self) -> list[PortMapping]:
-        """Remove the mappings of ours that no Service wants any more; return the others. Raises GatewayUnreachable."""
+        """Remove this cluster's mappings that no Service requests any more; return the others. Raises GatewayUnreachable."""
         async with self._lock:
             gateway, kept = await self._connected(), []
             for mapping in await self._ours(gateway):
@@ -165,7 +165,7 @@ class MappingKeeper:
             return kept
 
     async def remove_all(self, mappings: Iterable[PortMapping], is_also: IsWanted) -> None:
-        """Remove these mappings, and those of ours in the router's list that `is_also` names. Raises GatewayRefusal too."""
+        """Remove these mappings, and this cluster's in the router's list that `is_also` selects. Raises GatewayRefusal too."""
         async with self._lock:
             gateway = await self._preferred()
             found = {mapping.outside: mapping for mapping in mappings}
@@ -174,7 +174,7 @@ class MappingKeeper:
                 await self._remove(gateway, mapping)
 
     async def _ours(self, gateway: Gateway) -> list[PortMapping]:
-        """Return the mappings with our cluster's descriptions, as the router lists them; some list none."""
+        """Return the mappings with this cluster's descriptions from the router's list; some routers list none."""
         try:
             found = [each.mapping for each in await gateway.mappings()]
         except GatewayFailure as error:
@@ -185,7 +185,7 @@ class MappingKeeper:
     # --- one mapping ---
 
     async def _find(self, gateway: Gateway, mapping: PortMapping) -> HeldMapping | None:
-        """Return what is at a mapping's port. A description that the router has cut off is as it was before."""
+        """Return the router's mapping at a port. A description that the router truncated is completed."""
         found = await gateway.find(*mapping.outside)
         if found is None or found.mapping.description == mapping.description or not found.mapping.description:
             return found
@@ -198,7 +198,7 @@ class MappingKeeper:
         return owner is not None and owner.cluster == self.cluster
 
     def _check_owner(self, mapping: PortMapping, found: HeldMapping | None) -> None:
-        """Raise MappingConflict for what another one has."""
+        """Raise MappingConflict if another owner has the port."""
         if found is None or found.mapping.description == mapping.description or _is_by_nat_pmp(mapping, found):
             return
         mine, theirs = owner_of(mapping.description), owner_of(found.mapping.description)
@@ -207,10 +207,12 @@ class MappingKeeper:
             return
         owner = found.mapping.description
         where = f"{found.mapping.external_port}/{found.mapping.protocol}"
-        raise MappingConflict(f"{where} is mapped to {found.mapping.client} already, for {owner!r}; it stays so", owner)
+        raise MappingConflict(
+            f"{where} is mapped to {found.mapping.client} already, for {owner!r}; it is not changed", owner
+        )
 
     async def _put(self, gateway: Gateway, mapping: PortMapping, found: HeldMapping | None) -> None:
-        """Make a mapping what it must be, given what is there and may be changed."""
+        """Create or change a mapping, given the present one, which may be changed."""
         if found is not None and found.mapping == mapping and found.enabled and not self._is_due(mapping, found):
             return
         if found is not None and found.mapping.description != mapping.description:
@@ -226,7 +228,7 @@ class MappingKeeper:
         await self._look_after(gateway, mapping)
 
     async def _take_over(self, gateway: Gateway, mapping: PortMapping, found: HeldMapping) -> None:
-        """Have what the router does not change in place: it maps the port to another node. Raises HeldByOtherNode."""
+        """Replace a mapping to another node that the router does not change in place. Raises HeldByOtherNode."""
         try:
             await gateway.remove(found.mapping)
         except GatewayRefusal as error:
@@ -236,7 +238,7 @@ class MappingKeeper:
         await gateway.add(mapping, self.config.lease_s)
 
     async def _look_after(self, gateway: Gateway, mapping: PortMapping) -> None:
-        """Note the lease that a mapping got."""
+        """Record the lease of a mapping."""
         self._renewed[mapping] = self._clock()
         found = await gateway.find(*mapping.outside)
         if found is None or not found.lease_s:
@@ -247,7 +249,7 @@ class MappingKeeper:
         log.info("port mapped", extra=fields)
 
     def _is_due(self, mapping: PortMapping, found: HeldMapping) -> bool:
-        """Return whether a mapping is to be renewed."""
+        """Return whether a mapping is due for renewal."""
         asked_s = self.config.lease_s or WEEK_S
         if found.lease_s:
             lease_s = min(self._granted_s.get(mapping, asked_s), asked_s)
@@ -257,10 +259,12 @@ class MappingKeeper:
         return self._clock() - self._renewed.setdefault(mapping, self._clock()) >= asked_s / 2
 
     def _unseen(self, gateway: Gateway, mapping: PortMapping, error: MappingConflict) -> MappingConflict:
-        """Say what a conflict with nothing to see can be."""
+        """Raise a conflict without a visible mapping, with its possible reasons."""
         if mapping.client == gateway.local_address:
             return error
-        text = f"{error}; or it maps ports only to the host that asks, {gateway.local_address}, not to {mapping.client}"
+        text = (
+            f"{error}; or it maps ports only to the requesting host, {gateway.local_address}, not to {mapping.client}"
+        )
         return MappingConflict(text)
 
     def _with_address(self, error: GatewayFailure) -> GatewayFailure:
@@ -273,7 +277,7 @@ class MappingKeeper:
             and found.mapping.description != mapping.description
             and not _is_by_nat_pmp(mapping, found)
         ):
-            return  # another one has taken the port since
+            return  # another owner has the port now
         if found is not None or not gateway.says_owners:
             await gateway.remove(found.mapping if found is not None else mapping)
             log.info("port mapping removed", extra={"mapping": str(mapping), "description": mapping.description})
@@ -281,7 +285,7 @@ class MappingKeeper:
         self._renewed.pop(mapping, None)
 
     async def _take_back(self, gateway: Gateway, made: Iterable[PortMapping]) -> None:
-        """Remove what was made for a Service that cannot have all."""
+        """Remove the mappings created for a Service that cannot have all."""
         for mapping in made:
             try:
                 await self._remove(gateway, mapping)
@@ -292,7 +296,7 @@ class MappingKeeper:
 
 
 def _is_by_nat_pmp(mapping: PortMapping, found: HeldMapping) -> bool:
-    """Return whether a router shows by UPnP what was mapped for us by NAT-PMP: that has no descriptions, so the target counts."""
+    """Return whether a UPnP mapping was created by NAT-PMP for this host: those have no descriptions, so the target is compared."""
     held = found.mapping
     is_same_target = (held.client, held.internal_port) == (mapping.client, mapping.internal_port)
     return is_same_target and held.description.upper().startswith(NAT_PMP)

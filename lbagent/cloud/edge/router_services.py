@@ -1,4 +1,4 @@
-"""Which port mappings the controller's Services want at a router, and which node they lead to."""
+"""Which port mappings the controller's Services request at a router, and their target node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lbagent.objects.records import ObjectChange, ObjectSnapshot
 
 
 class RouterServices:
-    """Reads the controller's objects. Nothing here waits."""
+    """Reads the controller's objects. Nothing here blocks."""
 
     def __init__(self, config: EdgeConfig) -> None:
         self.config = config
@@ -23,13 +23,13 @@ class RouterServices:
         self._client = ""  # the target address of mappings at the last check
 
     def begin(self, builder: ClientBuilder) -> None:
-        """Take the controller's objects, and follow their changes."""
+        """Read the controller's objects, and follow their changes."""
         self._builder = builder
         self._client = self._client_now()
         builder.follow(self._note)
 
     def service(self, key: str) -> Service | None:
-        """Return a Service of type LoadBalancer, as providers get it; None: it is not there, or goes."""
+        """Return a Service of type LoadBalancer, as providers get it; None: it does not exist, or is being deleted."""
         watched = self._objects().services.get(key)
         if watched is None or watched.balancer is None or not watched.balancer.wanted:
             return None
@@ -37,15 +37,15 @@ class RouterServices:
         return record if isinstance(record, Service) else None
 
     def asking(self) -> list[str]:
-        """Return the Services that ask for mappings."""
+        """Return the Services that request mappings."""
         found = [self.service(key) for key in self._objects().services]
         return [each.key for each in found if each and not edge_rules.why_not_asked(self.config, each)]
 
     def is_wanted(self, mapping: PortMapping) -> bool:
-        """Return whether a mapping with our cluster's description is one that its Service has or may keep.
+        """Return whether a mapping with this cluster's description is one that its Service has or may keep.
 
-        One that leads to no node of this cluster is of another cluster with the same name: that may keep it, too. What is
-        refused to a Service takes nothing from it.
+        A mapping to no node of this cluster belongs to another cluster with the same name, and is kept too. A refusal does not
+        remove the mappings of a Service.
         """
         owner = edge_rules.owner_of(mapping.description)
         if owner is None or mapping.client not in self.addresses():
@@ -65,11 +65,11 @@ class RouterServices:
     # --- nodes ---
 
     def client(self, nodes: Sequence[Node]) -> str:
-        """Return the address of the node that is chosen. Raises NoNode."""
+        """Return the address of the selected node. Raises NoNode."""
         return edge_rules.node_address(edge_rules.choose_node(self._choice(), nodes, self._node_name()))
 
     def why_not_local(self, wanted: Sequence[PortMapping], local_address: str) -> str:
-        """Return why a router may refuse mappings to a node that is not this host, '' where all is well."""
+        """Return why a router may refuse mappings to a node that is not this host, '' for no reason."""
         client = next((each.client for each in wanted if each.client != local_address), "")
         if not client or self._choice() is NodeChoice.FIRST_READY:
             return ""
@@ -81,7 +81,7 @@ class RouterServices:
         return {text for node in self._nodes() for kind, text in node.addresses if kind == "InternalIP"}
 
     def why_address_refused(self, address: str) -> str:
-        """Return why an external address goes into no status, '' when it may."""
+        """Return why an external address must not be in a status, '' if it may."""
         services = [getattr(each, "record", None) for each in self._objects().services.values()]
         found = [text for each in services if isinstance(each, Service) for text in each.cluster_ips if text != "None"]
         return edge_rules.why_address_refused(address, self._nodes(), found)
@@ -95,7 +95,7 @@ class RouterServices:
     # --- changes ---
 
     def _note(self, changes: Sequence[ObjectChange]) -> None:
-        """Sync Services when their label or the chosen node changed: the controller does not check these."""
+        """Sync Services when their label or the selected node changed: the controller does not check these."""
         assert self._builder is not None
         client, self._client = self._client, self._client_now()
         for key in self.asking() if client != self._client else ():

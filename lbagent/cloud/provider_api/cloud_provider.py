@@ -1,4 +1,4 @@
-"""The interfaces of a provider of load balancers: the provider, its balancers, and what it gets from the controller.
+"""The interfaces of a provider of load balancers: the provider, its balancers, and the controller's functions for it.
 
 Source: k8s.io/cloud-provider, cloud.go (behaviour).
 """
@@ -17,14 +17,14 @@ from lbagent.kube.kube_client import KubeClient
 from lbagent.objects.records import ObjectChange, ObjectSnapshot
 from lbagent.observe.exposition import MetricFamily
 
-# Stands for the file's name in a factory's ConfigError("FIELD: what is wrong", file=CONFIG, line=LINE)
+# Placeholder for the file's name in a factory's ConfigError("FIELD: what is wrong", file=CONFIG, line=LINE)
 CONFIG = "--config"
 
 
 class LoadBalancer(ABC):
-    """The balancers of Services. Each call may come again: the second time it changes nothing.
+    """The balancers of Services. Each call is idempotent.
 
-    `owned_annotations` are those of `LoadBalancerStatus.annotations` that go again with the balancer.
+    `owned_annotations` are those of `LoadBalancerStatus.annotations` that are removed with the balancer.
     """
 
     owned_annotations: tuple[str, ...] = ()
@@ -39,23 +39,23 @@ class LoadBalancer(ABC):
 
     @abstractmethod
     async def ensure(self, cluster: str, service: Service, nodes: Sequence[Node]) -> LoadBalancerStatus:
-        """Make or change the balancer; return its status. Raises RetryAfter, ImplementedElsewhere, Refusal, or any other error."""
+        """Create or change the balancer; return its status. Raises RetryAfter, ImplementedElsewhere, Refusal, or another error."""
 
     @abstractmethod
     async def update(self, cluster: str, service: Service, nodes: Sequence[Node]) -> None:
-        """Let the balancer send packets to these nodes from now on."""
+        """Replace the nodes to which the balancer sends packets."""
 
     @abstractmethod
     async def ensure_deleted(self, cluster: str, service: Service) -> None:
-        """Remove the balancer and what is left of one; one that is not there is no error."""
+        """Remove the balancer and its remains; a missing one is not an error."""
 
 
 class ClientBuilder(Protocol):
-    """What the controller offers a provider: a client of the API server, its objects, Events, and a new sync of a Service."""
+    """The controller's interface for a provider: a client of the API server, its objects, Events, and a new sync of a Service."""
 
     @property
     def lb_class(self) -> str:
-        """The loadBalancerClass that is served; '': Services without one."""
+        """The served loadBalancerClass; '': Services without one."""
 
     @property
     def cluster_name(self) -> str:
@@ -72,30 +72,30 @@ class ClientBuilder(Protocol):
         """Return every Service and Node, as they were read last."""
 
     def follow(self, on_changes: Callable[[Sequence[ObjectChange]], None]) -> None:
-        """Call a function with changes of Services and Nodes from now on."""
+        """Register a function that gets changes of Services and Nodes."""
 
     def sync(self, key: str) -> None:
-        """Have `ensure` called for the Service `NAMESPACE/NAME` again."""
+        """Queue another call of `ensure` for the Service `NAMESPACE/NAME`."""
 
     def write_event(self, service: Service, reason: str, text: str, *, warning: bool) -> None:
         """Write an Event about a Service; return at once."""
 
 
 class CloudProvider(ABC):
-    """A provider: its parts, or None for those that it has not."""
+    """A provider: its parts, or None for those that it lacks."""
 
     name: str
     has_cluster_id: bool = True
 
     async def initialize(self, client_builder: ClientBuilder, stop: asyncio.Event) -> None:  # noqa: B027 - most need none
-        """Begin: called once, before any part is used and after all objects were read. `stop` is set when it is to end."""
+        """Start: called once, after all objects were read and before any part is used. `stop` is set when it must end."""
 
     def load_balancer(self) -> LoadBalancer | None:
-        """Return the part that makes balancers."""
+        """Return the part for balancers."""
         return None
 
     def instances(self) -> Instances | None:
-        """Return the part for machines by name, where there is none that `instances_v2` returns."""
+        """Return the part for machines by name, used if `instances_v2` returns None."""
         return None
 
     def instances_v2(self) -> InstancesV2 | None:
@@ -111,15 +111,15 @@ class CloudProvider(ABC):
         return None
 
     def routes(self) -> Routes | None:
-        """Return the part that makes routes."""
+        """Return the part for routes."""
         return None
 
     def reload(self, config: str) -> None:  # noqa: ARG002 - those that can read it override this
-        """Take another text of the `--config` file. Raises ConfigError when it is wrong, and changes nothing then."""
-        raise NotSupported("it is used after a restart")
+        """Apply another text of the `--config` file. Raises ConfigError for a wrong one, and changes nothing then."""
+        raise NotSupported("it takes effect after a restart")
 
     def metrics(self) -> Iterable[MetricFamily]:
-        """Return metrics of its own."""
+        """Return its own metrics."""
         return ()
 
 

@@ -1,4 +1,4 @@
-"""What a provider may raise. Source: k8s.io/cloud-provider, cloud.go (behaviour)."""
+"""The errors that a provider may raise. Source: k8s.io/cloud-provider, cloud.go (behaviour)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from lbagent.errors import LbError
 
 
 class RetryAfter(LbError):
-    """A failure; the controller retries after so many seconds, no sooner."""
+    """A failure; the controller retries after so many seconds, not sooner."""
 
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
@@ -15,7 +15,7 @@ class RetryAfter(LbError):
 
 
 class ImplementedElsewhere(LbError):
-    """Another program takes care of this Service; raised by `ensure` and `update`, never by `ensure_deleted`."""
+    """Another program handles this Service; raised by `ensure` and `update`, never by `ensure_deleted`."""
 
     def __init__(self, message: str = "implemented by alternate to cloud provider") -> None:
         super().__init__(message)
@@ -36,16 +36,16 @@ class DiskNotFound(LbError):
 
 
 class NotSupported(LbError):
-    """The provider cannot do this at all."""
+    """The provider does not support this."""
 
     def __init__(self, message: str = "unimplemented") -> None:
         super().__init__(message)
 
 
 class Refusal(LbError):
-    """A request of a Service that cannot be met: a Warning Event with this reason. It is not tried again until something changes.
+    """A request of a Service that cannot be met: a Warning Event with this reason. It is not retried until something changes.
 
-    `status` is what the Service has now, where that is another one; None: its status stays as it is.
+    `status` is the Service's new status; None: its status does not change.
     """
 
     def __init__(self, reason: str, message: str, *, status: LoadBalancerStatus | None = None) -> None:

@@ -1,6 +1,6 @@
-"""The parts of a provider that are no balancers: machines, zones, clusters, routes.
+"""The parts of a provider other than balancers: machines, zones, clusters, routes.
 
-Methods that are not abstract raise NotSupported until a provider has them. Source: k8s.io/cloud-provider, cloud.go (behaviour).
+Methods that are not abstract raise NotSupported by default. Source: k8s.io/cloud-provider, cloud.go (behaviour).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class InstanceMetadata(Struct, frozen=True):
 
 
 class InstancesV2(ABC):
-    """The machines behind Nodes. What has no answer is an error, not False: a Node goes whose instance does not exist.
+    """The machines of Nodes. Raise an error if the answer is unknown, not False: a Node whose instance does not exist is deleted.
 
-    `node.provider_id` names the instance; where it is '', the name and the other fields of the Node do.
+    `node.provider_id` identifies the instance; if it is '', the name and the other fields of the Node do.
     """
 
     @abstractmethod
     async def exists(self, node: Node) -> bool:
-        """Return whether the instance is there, running or not."""
+        """Return whether the instance exists, running or not."""
 
     @abstractmethod
     async def is_shut_down(self, node: Node) -> bool:
@@ -47,11 +47,11 @@ class InstancesV2(ABC):
 
     @abstractmethod
     async def metadata(self, node: Node) -> InstanceMetadata | None:
-        """Return what is known of the instance; None: pass the Node over."""
+        """Return the data of the instance; None: ignore the Node."""
 
 
 class Instances(ABC):
-    """The machines behind Nodes, by name or provider id: the older form, used where there is no InstancesV2."""
+    """The machines of Nodes, by name or provider id: the older form, used without InstancesV2."""
 
     @abstractmethod
     async def addresses(self, node_name: str) -> Addresses:
@@ -59,10 +59,10 @@ class Instances(ABC):
 
     @abstractmethod
     async def instance_id(self, node_name: str) -> str:
-        """Return the provider's name of it, also of one that is off. Raises InstanceNotFound."""
+        """Return the provider's name of the instance, also if it is off. Raises InstanceNotFound."""
 
     async def addresses_by_provider_id(self, provider_id: str) -> Addresses:
-        """Return pairs of type and address; `addresses` is called where this fails."""
+        """Return pairs of type and address; `addresses` is called if this fails."""
         raise NotSupported
 
     async def instance_type(self, node_name: str) -> str:
@@ -70,11 +70,11 @@ class Instances(ABC):
         raise NotSupported
 
     async def instance_type_by_provider_id(self, provider_id: str) -> str:
-        """Return the type, '' for none; `instance_type` is called where this fails."""
+        """Return the type, '' for none; `instance_type` is called if this fails."""
         raise NotSupported
 
     async def exists_by_provider_id(self, provider_id: str) -> bool:
-        """Return whether the instance is there, running or not."""
+        """Return whether the instance exists, running or not."""
         raise NotSupported
 
     async def is_shut_down_by_provider_id(self, provider_id: str) -> bool:
@@ -82,30 +82,30 @@ class Instances(ABC):
         raise NotSupported
 
     async def current_node_name(self, hostname: str) -> str:
-        """Return the name of the Node that this process runs on."""
+        """Return the name of the Node on which this process runs."""
         raise NotSupported
 
     async def add_ssh_key_to_all_instances(self, user: str, key: bytes) -> None:
-        """Let a user in by a public key. Deprecated: no controller calls it."""
+        """Add the public key of a user. Deprecated: no controller calls it."""
         raise NotSupported
 
 
 class Zone(Struct, frozen=True):
-    """Where an instance is."""
+    """The zone and region of an instance."""
 
     failure_domain: str = ""
     region: str = ""
 
 
 class Zones(ABC):
-    """Where instances are. Deprecated: InstancesV2.metadata has it; used beside `Instances` alone."""
+    """The zones of instances. Deprecated: InstancesV2.metadata has them; used only with `Instances`."""
 
     @abstractmethod
     async def zone_of(self, node_name: str) -> Zone:
         """Return the zone of a Node. Raises InstanceNotFound."""
 
     async def zone_of_provider_id(self, provider_id: str) -> Zone:
-        """Return the zone of an instance; `zone_of` is called where this fails."""
+        """Return the zone of an instance; `zone_of` is called if this fails."""
         raise NotSupported
 
     async def zone(self) -> Zone:
@@ -114,11 +114,11 @@ class Zones(ABC):
 
 
 class PVLabeler(ABC):
-    """Labels of volumes. Deprecated: drivers of storage label theirs; no controller calls it."""
+    """Labels of volumes. Deprecated: storage drivers set them; no controller calls it."""
 
     @abstractmethod
     async def labels_of_volume(self, volume: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return the labels of a PersistentVolume, which is given as Kubernetes writes it."""
+        """Return the labels of a PersistentVolume, given in Kubernetes' JSON form."""
 
 
 class Clusters(ABC):
@@ -134,9 +134,9 @@ class Clusters(ABC):
 
 
 class Route(Struct, frozen=True):
-    """A way to the pods of a Node; `destination` is a CIDR, `target_node` '' where no Node is known for it.
+    """A route to the pods of a Node; `destination` is a CIDR, `target_node` '' if its Node is unknown.
 
-    `blackhole`: it leads nowhere. `target_addresses` are compared with the Node's where `compares_addresses`.
+    `blackhole`: it drops packets. `target_addresses` are compared with the Node's if `compares_addresses`.
     """
 
     name: str
@@ -148,16 +148,16 @@ class Route(Struct, frozen=True):
 
 
 class Routes(ABC):
-    """The ways to the pods of Nodes: those that the provider made, and no others."""
+    """The routes to the pods of Nodes: only those that the provider created."""
 
     @abstractmethod
     async def list(self, cluster: str) -> Sequence[Route]:
-        """Return those of a cluster."""
+        """Return the routes of a cluster."""
 
     @abstractmethod
     async def create(self, cluster: str, name_hint: str, route: Route) -> None:
-        """Make one; `route.name` is '', and `name_hint` (the Node's uid) may become a part of it."""
+        """Create a route; `route.name` is '', and `name_hint` (the Node's uid) may become a part of it."""
 
     @abstractmethod
     async def delete(self, cluster: str, route: Route) -> None:
-        """Remove one of those that `list` gave."""
+        """Remove a route from `list`."""

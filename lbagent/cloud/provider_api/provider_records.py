@@ -1,4 +1,4 @@
-"""What a provider of load balancers is given and gives back: frozen records. Texts as Kubernetes writes them, ports host order."""
+"""Arguments and results of a provider of load balancers: frozen records. Texts are in Kubernetes' form, ports in host order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class IngressPort(Struct, frozen=True, gc=False):
-    """The state of a port of an ingress; `error` is '' where all is well. Source: core/v1 PortStatus."""
+    """The state of a port of an ingress; `error` is '' for none. Source: core/v1 PortStatus."""
 
     port: int
     protocol: str = "TCP"
@@ -28,14 +28,14 @@ class Ingress(Struct, frozen=True, gc=False):
 
 
 class LoadBalancerStatus(Struct, frozen=True, gc=False):
-    """Where a load balancer is reached; `annotations` are written to the Service together with it."""
+    """The addresses of a load balancer; `annotations` are written to the Service together with them."""
 
     ingress: tuple[Ingress, ...] = ()
     annotations: Mapping[str, str] = _NONE
 
 
 class ServicePort(Struct, frozen=True, gc=False):
-    """A port of a Service; `target_port` is a number or a port's name, 0 and '' are: none."""
+    """A port of a Service; `target_port` is a number or a port's name, 0 and '' mean none."""
 
     name: str = ""
     protocol: str = "TCP"
@@ -46,7 +46,7 @@ class ServicePort(Struct, frozen=True, gc=False):
 
 
 class Service(Struct, frozen=True, gc=False, kw_only=True):
-    """A v1 Service. `session_affinity_s` is the time-out of ClientIP, 0 where it has none."""
+    """A v1 Service. `session_affinity_s` is the time-out of ClientIP, 0 for none."""
 
     namespace: str
     name: str

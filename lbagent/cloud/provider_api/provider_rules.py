@@ -1,4 +1,4 @@
-"""Rules every provider shares. Source: k8s.io/cloud-provider, service helpers and service controller (behaviour)."""
+"""Rules that all providers share. Source: k8s.io/cloud-provider, service helpers and service controller (behaviour)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def default_load_balancer_name(service: Service) -> str:
 
 
 def source_ranges(service: Service) -> tuple[str, ...]:
-    """Return the ranges of clients, each once, in order. Raises ValueError, which names each value that is no range."""
+    """Return the ranges of clients, each once, in order. Raises ValueError with each value that is not a range."""
     ranges, problems = checked_source_ranges(service)
     if problems:
         raise ValueError("; ".join(problems))
@@ -40,9 +40,10 @@ def source_ranges(service: Service) -> tuple[str, ...]:
 
 
 def checked_source_ranges(service: Service) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the ranges of clients, and a sentence for each value that is refused.
+    """Return the ranges of clients, and a sentence for each rejected value.
 
-    They are of the spec, else of the annotation, else everyone of the Service's IP families. A refused value lets no client in.
+    They are from the spec, else from the annotation, else all addresses of the Service's IP families. A rejected value admits
+    no client.
     """
     found = decoded.read_source_ranges(service.source_ranges, service.annotations.get(decoded.ANNOTATION, ""))
     if not found.texts:
@@ -58,9 +59,9 @@ def health_check(service: Service) -> tuple[str, int]:
 
 
 def needs_update(old: Service, new: Service) -> bool:
-    """Return whether the load balancer of a Service has to be synced again.
+    """Return whether the load balancer of a Service must be synced again.
 
-    Not for other labels, ClusterIPs or another status; families count by their number.
+    Changes of labels, ClusterIPs or the status do not count; families count by their number.
     """
     if any(getattr(old, field) != getattr(new, field) for field in _COMPARED):
         return True
@@ -69,11 +70,11 @@ def needs_update(old: Service, new: Service) -> bool:
 
 
 def node_included(node: Node) -> bool:
-    """Return whether balancers send packets to a node. Whether it is ready does not count."""
+    """Return whether balancers send packets to a node, ready or not."""
     label = node.labels.get(EXCLUDED)
     return not node.leaves and TO_BE_DELETED not in node.taints and (label is None or is_no(label))
 
 
 def balanced_nodes(nodes: Iterable[Node]) -> list[Node]:
-    """Return the nodes that balancers send packets to, by name."""
+    """Return the nodes to which balancers send packets, by name."""
     return sorted(filter(node_included, nodes), key=lambda node: node.name)

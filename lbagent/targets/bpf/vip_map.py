@@ -1,7 +1,7 @@
-"""lb_vip: for which addresses the programs answer, by which devices, and until when; lb_former_leader: the previous leaders.
+"""lb_vip: the addresses for which the programs answer, by device, with an expiry time; lb_former_leader: the previous leaders.
 
-The agent moves that time on. An agent that dies leaves entries that last for `restart_grace_s`: the next one takes them over, or
-they end by themselves. What has ended is not taken over: another node may answer by then.
+The agent extends that time. An agent that dies leaves entries that last for `restart_grace_s`: the next agent takes them over, or
+they expire. Expired entries are not taken over: another node may answer for them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lbagent.targets.data_plane import AddressResponder, DeviceAddress
 
 log = logging.getLogger(__name__)
 MAP, FORMER_LEADER_MAP = "lb_vip", "lb_former_leader"
-REFRESH_PARTS, MAX_REFRESH_INTERVAL_S = 10, 3.0  # the end of life is moved on each tenth of it, at least so often
+REFRESH_PARTS, MAX_REFRESH_INTERVAL_S = 10, 3.0  # the expiry is extended at least after this part of it
 SIOCADDMULTI, SIOCDELMULTI = 0x8931, 0x8932
 NS = 1_000_000_000
 
@@ -34,20 +34,20 @@ class VipMap:
         self.restart_grace_s = restart_grace_s
         self._written: dict[DeviceAddress, bytes] = read(maps, name=name)
         self._lasting: Mapping[DeviceAddress, bytes] = dict(self._written)
-        self._wanted: Mapping[DeviceAddress, bytes] | None = None  # the last ones that were written
+        self._wanted: Mapping[DeviceAddress, bytes] | None = None  # the entries written last
         self._refreshed, self._ends_at = float("-inf"), float("inf")
 
     @property
     def places(self) -> Mapping[DeviceAddress, bytes]:
-        """What an earlier agent left that has not ended: a MAC address by device and address."""
+        """The entries of an earlier agent that have not expired: a MAC address by device and address."""
         return self._lasting
 
     def drop_ended(self, now: float) -> None:
-        """Take no longer over what has ended by now; `now` is of CLOCK_MONOTONIC."""
+        """Drop inherited entries that have expired; `now` is of CLOCK_MONOTONIC."""
         self._lasting = read(self._maps, now, self._name)
 
     def refresh_at(self) -> float:
-        """Return when `write` must be called again though nothing changed; monotonic seconds."""
+        """Return when `write` must be called again without a change; monotonic seconds."""
         return (
             self._refreshed + min(self.restart_grace_s / REFRESH_PARTS, MAX_REFRESH_INTERVAL_S)
             if self._written
@@ -55,13 +55,13 @@ class VipMap:
         )
 
     def has_ended(self, now: float) -> bool:
-        """Return whether the entries ended by themselves because `write` was not called; `now` is of CLOCK_MONOTONIC."""
+        """Return whether the entries expired because `write` was not called; `now` is of CLOCK_MONOTONIC."""
         return bool(self._written) and now >= self._ends_at
 
     def write(self, wanted: Mapping[DeviceAddress, bytes], now: float) -> None:
-        """Have exactly these; `now` is of CLOCK_MONOTONIC. What is new is written at once. Raises KernelError, MapFull.
+        """Replace the entries by these; `now` is of CLOCK_MONOTONIC. New ones are written at once. Raises KernelError, MapFull.
 
-        The same object as before is taken to hold the same.
+        The same object as before counts as unchanged.
         """
         if wanted is self._wanted and now < self.refresh_at():
             return
@@ -95,7 +95,7 @@ def responder(maps: LBMaps, restart_grace_s: float) -> AddressResponder:
 
 
 def read(maps: LBMaps, now: float = 0.0, name: str = MAP) -> dict[DeviceAddress, bytes]:
-    """Return what is written, without what ended before `now`."""
+    """Return the entries in the map, without those that expired before `now`."""
     out: dict[DeviceAddress, bytes] = {}
     if name in maps.specs:  # pins of an earlier version lack it
         for key, value in maps.items(name):
@@ -111,7 +111,7 @@ def read(maps: LBMaps, now: float = 0.0, name: str = MAP) -> dict[DeviceAddress,
 
 
 def release(places: Mapping[DeviceAddress, bytes]) -> None:
-    """Let devices take solicitations for these addresses no longer (for `cleanup`)."""
+    """Remove the multicast filters of these addresses from their devices (for `cleanup`)."""
     for place in places:
         _listen(place, leave=True)
 
@@ -122,9 +122,9 @@ def _key(place: DeviceAddress) -> bytes:
 
 
 def _listen(place: DeviceAddress, *, leave: bool = False) -> None:
-    """Have the device accept the solicited-node group of an IPv6 address: its filter may drop other groups.
+    """Make the device accept the solicited-node group of an IPv6 address: its filter may drop other groups.
 
-    It holds until it is taken back, also without the agent. Source: netdevice(7); net/core/dev_ioctl.c (behaviour).
+    It lasts until it is removed, also without the agent. Source: netdevice(7); net/core/dev_ioctl.c (behaviour).
     """
     ifindex, address = place
     if len(address) != 16:

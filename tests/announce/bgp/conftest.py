@@ -1,4 +1,4 @@
-"""One laboratory a test. `make setup` installs BIRD, so a test without it fails."""
+"""One laboratory per test. `make setup` installs BIRD, so a test without it fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.announce.bgp.router_lab import RouterLab
 
 @pytest.fixture
 def bird() -> str:
-    """The program, of a root who may start it."""
+    """The path of bird; skips without root."""
     if os.geteuid() != 0:
         pytest.skip("needs root: sudo make test")
     return find_program()

@@ -43,7 +43,7 @@ protocol bgp node {{
 
 
 class RouterLab:
-    """Everything of one test; `close` takes it away."""
+    """The laboratory of one test; `close` removes it."""
 
     def __init__(self) -> None:
         tag = f"bgp{next(_number)}-"
@@ -84,7 +84,7 @@ class RouterLab:
         return self.router.ask(*words)
 
     def routes(self) -> dict[str, str]:
-        """Return the routes in the router's kernel that its BIRD made, with their gateways."""
+        """Return the routes of the router's BIRD in its kernel, with their gateways."""
         return {route: gateway for route, (gateway,) in self.router.routes().items()}
 
     def wait_routes(self, *addresses: str, timeout_s: float = 30.0) -> dict[str, str]:
@@ -93,14 +93,14 @@ class RouterLab:
         return self.routes()
 
     def session_since(self) -> str:
-        """Return since when the router has the session, by its own clock; '' when it has none."""
+        """Return since when the router has the session, by its own clock; '' for none."""
         match = re.search(
             r"^node +BGP +\S+ +up +(\S+) +Established", self.ask_router("show", "protocols", "node"), re.MULTILINE
         )
         return match[1] if match else ""
 
     def cut(self) -> None:
-        """Let the node's link die silently."""
+        """Make the node's link fail silently."""
         self.switch.ip("link set port0 nomaster")
 
     def mend(self) -> None:
@@ -139,7 +139,7 @@ class RouterLab:
         return (self.folder / "speaker.log").read_text()
 
     def tell(self, do: str, **words: Any) -> Any:
-        """Give the speaker a command and return its answer."""
+        """Send the speaker a command and return its answer."""
         assert self.speaker is not None
         assert self.speaker.stdin is not None
         assert self.speaker.stdout is not None

@@ -1,4 +1,4 @@
-"""A process with a BgpSpeaker, as the agent has one: a JSON line on stdin is a command, one on stdout its answer."""
+"""A process with a BgpSpeaker, like the agent's: a JSON line on stdin is a command, a line on stdout its answer."""
 
 from __future__ import annotations
 

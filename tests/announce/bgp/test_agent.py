@@ -40,7 +40,7 @@ protocol bgp node {
 
 
 class BgpCluster(Cluster):
-    """A laboratory whose client is the router, too."""
+    """A laboratory whose client is also the router."""
 
     def write_pools(self, peer: str = "bfd: {interval: 300ms, multiplier: 3}") -> Path:
         path = self.lab.folder / "pools.yaml"
@@ -151,7 +151,7 @@ def test_no_endpoint_withdraws_and_policy_local_announces_from_its_nodes(cluster
     assert "policy Local" in cluster.vip(VIP4)["reason"]
     cluster.balanced("b3", spec={"externalTrafficPolicy": "Local"})
     cluster.wait_routes(VIP4, VIP6)
-    cluster.serve(cluster.dns("b1"))  # an empty folder would be distrusted
+    cluster.serve(cluster.dns("b1"))  # an empty folder would not be trusted
     (cluster.folder / "web.yaml").unlink()
     cluster.wait_routes()
 

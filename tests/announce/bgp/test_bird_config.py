@@ -1,4 +1,4 @@
-"""bird.conf: whatever the settings are, real BIRD parses it; nothing from outside becomes its syntax."""
+"""bird.conf: BIRD parses it for any settings; no value from outside becomes syntax."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def one_session(password: str = "", peer: BgpPeer | None = None, **local: bytes)
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=30))
 def test_a_password_is_text_or_refused(password: str) -> None:
-    """Whatever it is, the rest of the configuration is what it is with another one."""
+    """The rest of the configuration does not depend on the password."""
     try:
         text = one_session(check_password(password, "p"))
     except ConfigError:

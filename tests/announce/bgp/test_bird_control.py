@@ -1,4 +1,4 @@
-"""The control socket, against a server that answers as told: BIRD's words, broken words, none."""
+"""The control socket, with a server of fixed answers: BIRD's, broken ones, none."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ BFD = b"""1020-bfd1:
 
 @asynccontextmanager
 async def answering(path: Path, *answers: bytes, greeting: bytes = GREETING) -> AsyncIterator[list[bytes]]:
-    """Serve one answer a connection and give what was asked."""
+    """Serve one answer per connection; yield the requests."""
     asked: list[bytes] = []
     waiting = list(answers)
 
@@ -103,12 +103,12 @@ async def test_configure_names_the_file_and_tells_what_is_refused(tmp_path: Path
 @pytest.mark.parametrize(
     ("greeting", "answer", "words"),
     [
-        (b"SSH-2.0\n0001 x\n", b"", "is no BIRD"),
-        (b"0013 BIRD 2.0.12 ready.\n", b"", "is no BIRD"),
-        (GREETING, b"1002-half", "broke off"),
+        (b"SSH-2.0\n0001 x\n", b"", "is not BIRD"),
+        (b"0013 BIRD 2.0.12 ready.\n", b"", "is not BIRD"),
+        (GREETING, b"1002-half", "is truncated"),
         (GREETING, b"1002-" + b"x" * 200_000, "without an end"),
         (GREETING, b"1002-row\n" * 20, "has no end"),
-        (GREETING, b"\xff\xfe\n", "broke off"),
+        (GREETING, b"\xff\xfe\n", "is truncated"),
     ],
 )
 async def test_what_is_no_answer_is_refused(
@@ -131,9 +131,9 @@ async def test_one_that_is_not_there_or_hangs(tmp_path: Path) -> None:
         server.bind(str(path))
         server.listen(1)
         assert control.listener_pid() == os.getpid()
-        with pytest.raises(BirdHangs, match=r"no answer within 0\.2 s"):
+        with pytest.raises(BirdHangs, match=r"not answer within 0\.2 s"):
             await control.ask("show status")
-        with pytest.raises(BirdHangs, match="takes no connection"):
+        with pytest.raises(BirdHangs, match="accepts no more connections"):
             for _ in range(4):
                 control.listener_pid()
     with pytest.raises(BirdUnreachable, match="refused"):

@@ -1,4 +1,4 @@
-"""Which peers are this node's, and where passwords come from; the door of the announcer."""
+"""Which peers are this node's, and the source of passwords; the announcer's interface."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def test_without_bird_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("0.0.0.0", "is no address of a router"),
-        ("224.0.0.5", "is no address of a router"),
-        ("'::1'", "is no address of a router"),
-        ("255.255.255.255", "is no address of a router"),
-        ("'fe80::1'", "is a link-local address, which names no device"),
+        ("0.0.0.0", "is not an address of a router"),
+        ("224.0.0.5", "is not an address of a router"),
+        ("'::1'", "is not an address of a router"),
+        ("255.255.255.255", "is not an address of a router"),
+        ("'fe80::1'", "is a link-local address, which needs a device"),
     ],
 )
 def test_an_address_that_bird_could_not_connect_to(address: str, words: str) -> None:
@@ -91,7 +91,7 @@ def test_two_spellings_of_one_address_are_two_of_one_name() -> None:
 
 
 class Speaker:
-    """Notes what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.said: list[object] = []

@@ -1,4 +1,4 @@
-"""Why a session is down: which words which error gets, and which error counts."""
+"""Why a session is down: the sentence of each error, and which error counts."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def test_a_session_that_is_up_has_no_fault() -> None:
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        ("Error: Bad peer AS: 64999", "wrong ASN: it says 64999, the pools file 64513"),
+        ("Error: Bad peer AS: 64999", "wrong ASN: it has 64999, the pools file has 64513"),
         ("Received: Bad peer AS", "wrong ASN: it expects another `localASN` of this node"),
         ("Received: Administrative shutdown", "it refuses the session: Administrative shutdown"),
         ("Received: Hold timer expired", "it ended the session: Hold timer expired"),
         ("Socket: Connection refused", "it refuses connections to TCP port 179"),
         ("Socket: No route to host", "no host with this address answers"),
         ("Socket: Network is unreachable", "no route to it"),
-        ("Socket: Connection reset by peer", "it hangs up without a reason"),
-        ("Error: No listening socket", "the TCP port of this node (`port`) is taken"),
-        ("BFD session down", "BFD says that the way to it is broken"),
+        ("Socket: Connection reset by peer", "it closes the connection without a reason"),
+        ("Error: No listening socket", "the TCP port of this node (`port`) is in use"),
+        ("BFD session down", "BFD reports that the path to it is down"),
         ("Socket: Something new", "Socket: Something new"),
     ],
 )
@@ -56,8 +56,8 @@ def test_states_that_last_without_an_error() -> None:
     assert "in no network of a device that is up" in words(state="idle")
     far = BgpPeer(PEER.address, 64513, multihop=2)
     assert words(state="idle", peer=far) == "being set up (idle)"
-    assert "it wants a password" in words(state="connect")
-    assert "the password is another one there" in words(state="connect", password="x")
+    assert "it requires a password" in words(state="connect")
+    assert "its password differs" in words(state="connect", password="x")
     assert words(state="openconfirm") == "being set up (openconfirm)"
 
 

@@ -1,4 +1,4 @@
-"""A leader that does not know the Leases asks the wire: some addresses each half second, all once another node was heard."""
+"""A leader without current Leases sends probes: some addresses each half second, all after a frame of another node."""
 
 from __future__ import annotations
 

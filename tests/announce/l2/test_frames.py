@@ -1,4 +1,4 @@
-"""Frames about addresses, against scapy's reading of them."""
+"""Frames about addresses, compared with scapy's parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where addresses are placed, and when they have to be placed again."""
+"""Where addresses are placed, and when they must be placed again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asks for an announced IPv6 address is heard behind a switch that filters by MLD, as long as it is announced."""
+"""Solicitations for an announced IPv6 address pass a switch with MLD snooping, while it is announced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOLICITATION_AT, TYPE_AT, SOLICITATION = 54, 20, (58, 135)  # bytes of an Ethern
 
 
 class Switch:
-    """A bridge that asks for members and filters, with a client and a node."""
+    """A bridge with an MLD querier and snooping, a client and a node."""
 
     def __init__(self) -> None:
         self.spaces = [Namespace(role, "mld-") for role in ("switch", "client", "node")]
@@ -34,7 +34,7 @@ class Switch:
         self.index = self.node.call(socket.if_nametoindex, "eth0")
 
     def passes(self, address: str) -> bool:
-        """Return whether the node hears the client ask for an address."""
+        """Return whether the node receives the client's solicitation for an address."""
         self.client.ip("neigh flush dev eth0")
         with self.node.call(_listen) as heard:
             self.client.call(_send, address)
@@ -80,7 +80,7 @@ def test_a_switch_that_filters_passes_who_asks_for_what_is_announced_and_nothing
     assert not filtering.passes(OTHER)
     filtering.node.call(groups.use, [(filtering.index, parse_ip(each)) for each in (VIP, SAME_GROUP)])
     filtering.node.call(groups.use, [(filtering.index, parse_ip(SAME_GROUP))])
-    time.sleep(3)  # a group that is left is asked for twice, once a second, and then filtered
+    time.sleep(3)  # the bridge queries a left group twice, once per second, and then filters it
     assert filtering.passes(SAME_GROUP)
     filtering.node.call(groups.use, [])
     wait_for(lambda: not filtering.passes(VIP), "no question any more", 20)
@@ -101,7 +101,7 @@ def test_a_thousand_addresses_and_a_device_that_is_gone(filtering: Switch, caplo
 
 
 def room_for(most: int, sockets: dict[socket.socket, set[Group]]) -> Callable[[socket.socket, int, Group], int]:
-    """Return a kernel that takes so many memberships a socket."""
+    """Return a kernel that accepts so many memberships per socket."""
 
     def tell(sock: socket.socket, option: int, group: Group) -> int:
         held = sockets.setdefault(sock, set())

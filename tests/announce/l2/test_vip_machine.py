@@ -1,4 +1,4 @@
-"""Who may begin to answer for an address, step by step, with the clock in hand."""
+"""Which node may start to answer for an address, step by step, with a controlled clock."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_who_may_begin(view: LeaseStatus, found: Rule) -> None:
 
 
 class Run:
-    """A machine and the orders of a stretch of time."""
+    """A machine and its orders in a period."""
 
     def __init__(self, view: LeaseStatus, **more: bool) -> None:
         self.now, self.lease_status = 100.0, view
@@ -119,7 +119,7 @@ def test_a_dead_node_whose_programs_answer_is_waited_for() -> None:
 
 
 def expiring(run: Run, seconds: float) -> list[tuple[float, Act]]:
-    """Let the Lease of the other node run out at the time 101; return what is done, and how long after that."""
+    """Expire the Lease of the other node at the time 101; return the acts, and the time after that."""
     out, end = [], run.now + seconds
     while run.now < end:
         run.now += 0.01
@@ -167,7 +167,7 @@ def test_it_asks_the_wire_soon_after_the_beginning() -> None:
 
 
 def begun(seconds: float) -> Run:
-    """Return a machine that began so long ago."""
+    """Return a machine that started so long ago."""
     run = Run(GIVEN)
     while not run.machine.answers:
         run.now += 0.01
@@ -258,7 +258,7 @@ def test_with_yield_a_stranger_is_answered_once_and_then_yielded_to() -> None:
 
 @pytest.mark.parametrize("view", [ALONE, GIVEN])
 def test_a_stranger_s_claims_are_answered_once_in_ten_seconds_for_as_long_as_they_come(view: LeaseStatus) -> None:
-    """RFC 5227 §2.4 c, DEFEND_INTERVAL 10 s; 300 claims of changing MAC addresses, ten a second."""
+    """RFC 5227 §2.4 c, DEFEND_INTERVAL 10 s; 300 claims of changing MAC addresses, ten per second."""
     run, defended_at, warned = leading(view), [], 0
     for number in range(300):
         mac = b"\2\0\0\0\1" + bytes([number % 256])

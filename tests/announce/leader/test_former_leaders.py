@@ -1,4 +1,4 @@
-"""Who led for an address before this node, for how long it is known to the programs, and when it is forgotten."""
+"""The previous leader of an address, how long the programs have it, and when it is removed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def wanted(
 
 
 def led(*seen: tuple[int, bytes, bytes]) -> FormerLeaders:
-    """Return what is known when this node began to lead for VIP at 100 s, after these were heard at 99 s."""
+    """Return the previous leaders when this node started to lead for VIP at 100 s, after frames of these at 99 s."""
     former = FormerLeaders()
     for ifindex, address, mac in seen:
         former.seen((ifindex, address), mac, 99.0)
@@ -36,7 +36,7 @@ def test_it_is_known_while_it_lives() -> None:
 
 
 def test_one_without_a_lease_is_known_for_the_grace() -> None:
-    """Its agent died: its programs answered on until this node began, and have its flows."""
+    """Its agent died: its programs kept answering until this node started, and have its flows."""
     former = led((3, VIP, MAC))
     assert wanted(former, 107.9, lives=False) == {(3, VIP): MAC}
     assert wanted(former, 108.0, lives=False) == {}
@@ -52,7 +52,7 @@ def test_the_grace_begins_when_it_was_seen_to_live_last() -> None:
 
 
 def test_one_that_was_silent_for_long_is_none() -> None:
-    """It died: there is nothing to send it."""
+    """It died: nothing is sent to it."""
     former = FormerLeaders()
     former.seen((3, VIP), MAC, 100.0)
     former.start(VIP, 100.1 + MAX_SIGHTING_AGE_S, GRACE_S)

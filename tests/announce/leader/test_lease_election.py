@@ -1,4 +1,4 @@
-"""What Leases change in the announcer, without a server: when all addresses have to be decided again."""
+"""The effects of Leases in the announcer, without a server: when all addresses must be decided again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lease(renewed: str, networks: str = "10.0.0.0/24", withheld: str = "") -> Le
 
 
 def election() -> LeaseElection:
-    """Return one that saw its own Lease and that of `b` at the time 0."""
+    """Return an election that read its own Lease and that of `b` at the time 0."""
     found = LeaseElection(None, "a", 2.0)  # type: ignore[arg-type]
     for node in ("a", "b"):
         found._take_node(node, lease("1"), 0.0)
@@ -99,7 +99,7 @@ async def test_what_is_withheld_is_published_with_a_bound_and_a_gift_of_an_addre
     one._is_written.set()
     await waiting
     one.publish(["10.0.0.0/8"], [], [])
-    await one.until_published()  # the server is away: it ends all the same
+    await one.until_published()  # the server does not answer: it ends anyway
     assert not one._is_written.is_set()
 
 
@@ -157,7 +157,7 @@ def test_before_the_leases_are_read_any_host_may_be_a_node() -> None:
 
 
 def test_a_clock_that_is_an_hour_off_makes_no_difference() -> None:
-    """The words of a renewal are compared alone: each node reckons by its own steady clock."""
+    """Only the texts of a renewal are compared: each node uses its own steady clock."""
     one = election()
     for second, renewed in enumerate(("2026-01-01T12:00:01Z", "2026-01-01T13:00:02Z", "2026-01-01T11:00:03Z"), 1):
         one._take_node("a", lease(f"renewed {second}"), float(second))

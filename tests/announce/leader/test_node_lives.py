@@ -1,4 +1,4 @@
-"""A node lives by its Lease, as seen by a node that may not see well itself."""
+"""A node is alive by its Lease, as read by a node that may have lost the server itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_lease_runs_out_when_it_has_not_changed_for_its_duration() -> None:
     lives = seen(("a", "1", 0.0), ("b", "1", 0.5))
     assert set(lives.alive(2.4)) == {"b"}
     assert lives.dead_s("b", 3.0) == 0.5
-    lives.see("b", "1", 2.0, 3.0)  # the same word is no sign of life
+    lives.see("b", "1", 2.0, 3.0)  # an unchanged text is not a renewal
     assert lives.dead_s("b", 3.0) == 0.5
 
 

@@ -1,4 +1,4 @@
-"""Rendezvous hashing: all agree, shares are even, and a node that goes or comes moves only its own."""
+"""Rendezvous hashing: all nodes agree, shares are even, and a node that joins or leaves moves only its own."""
 
 from __future__ import annotations
 

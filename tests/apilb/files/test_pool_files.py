@@ -1,4 +1,4 @@
-"""Pool files: inheritance, defaults, and every fault at once with its file, line and field."""
+"""Pool files: inheritance, defaults, and all errors at once with file, line and field."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ DEFAULTS = {
         pytest.param("apiLoadBalancers:\n-", {}, id="an entry that is null"),
         pytest.param("image: a:1\napiLoadBalancers: [{}]", {"image": "a:1"}, id="image of the pool"),
         pytest.param("image: a:1\napiLoadBalancers: [{image: b:2}]", {"image": "b:2"}, id="the instance wins"),
-        pytest.param("image: a:1\napiLoadBalancers: [{image: ''}]", {"image": "a:1"}, id="an empty text is not said"),
+        pytest.param("image: a:1\napiLoadBalancers: [{image: ''}]", {"image": "a:1"}, id="an empty text is not given"),
         pytest.param("apiLoadBalancers: [{servers: [a, 'b:1']}]", {"servers": ("a", "b:1")}, id="servers are replaced"),
-        pytest.param("apiLoadBalancers: [{servers: []}]", {}, id="an empty list is not said"),
+        pytest.param("apiLoadBalancers: [{servers: []}]", {}, id="an empty list is not given"),
         pytest.param("name: n\nhostConfigPath: /a/b\napiLoadBalancers: [{}]", {"name": "n", "host_config_path": "/a/b"}, id="pool"),
         pytest.param("apiLoadBalancers: [{bindAddress: ':7443'}]", {"bind_address": ":7443"}, id="bind without address"),
         pytest.param(
@@ -90,7 +90,7 @@ DEFAULTS = {
             id="ssh, field by field",
         ),
         pytest.param("ssh: {address: a}\napiLoadBalancers: [{host: {direct: {}}}]", {}, id="direct, said"),
-        pytest.param("apiLoadBalancers: [{host: {}}]", {}, id="a host that says nothing"),
+        pytest.param("apiLoadBalancers: [{host: {}}]", {}, id="an empty host"),
         pytest.param(
             "apiLoadBalancers: [{host: {ssh: {address: 'fd00::1', connectionTimeout: 5, insecureIgnoreHostKey: true}}}]",
             {"ssh": SshAccess(address="fd00::1", connection_timeout=5, insecure_ignore_host_key=True)},
@@ -103,7 +103,7 @@ def test_an_instance_is_what_it_and_its_pool_say(text: str, expected: dict[str, 
 
 
 def test_the_seeds_own_files_are_accepted() -> None:
-    """Its integration test has keys that it does not know itself."""
+    """Its integration test has keys that it does not support itself."""
     key = KEY.replace("\n", "\n    ").rstrip()
     text = f"""\
 servers:
@@ -181,31 +181,31 @@ def test_mode_of_the_command_line_wins(tmp_path: Path) -> None:
             "p.yaml:7: apiLoadBalancers[0].host: 'here' is not a mapping",
         ]),
         ("bindAddress: 1.2.3.4\nservers: [a:0, '10.0.0.256:1', 'b c', '[a]:1', 'x:70000']\napiLoadBalancers: [{}]", [
-            "p.yaml:1: bindAddress: '1.2.3.4' is no ADDRESS:PORT",
-            *(f"p.yaml:2: servers[{at}]: '{each}' is no HOST[:PORT]" for at, each in enumerate(["a:0", "10.0.0.256:1", "b c", "[a]:1", "x:70000"])),
+            "p.yaml:1: bindAddress: '1.2.3.4' is not ADDRESS:PORT",
+            *(f"p.yaml:2: servers[{at}]: '{each}' is not HOST[:PORT]" for at, each in enumerate(["a:0", "10.0.0.256:1", "b c", "[a]:1", "x:70000"])),
         ]),
         (BASE + "ssh: {address: a, connectionTimeout: 1x, retryTimeout: [], retryInterval: -1s, port: 70000, hostKey: ssh-rsa}\napiLoadBalancers: [{}]", [
             "p.yaml:3: ssh.port: 70000 is not in 1-65535",
             "p.yaml:3: ssh.connectionTimeout: '1x' is not a time like 2s, 300ms or 1h",
             "p.yaml:3: ssh.retryTimeout: a time like 2s, 300ms or 1h is wanted, not a list",
             "p.yaml:3: ssh.retryInterval: '-1s' is not a time like 2s, 300ms or 1h",
-            "p.yaml:3: ssh.hostKey: 'ssh-rsa' is no host key like 'ssh-ed25519 AAAA...'",
+            "p.yaml:3: ssh.hostKey: 'ssh-rsa' is not a host key like 'ssh-ed25519 AAAA...'",
         ]),
         (BASE + "healthCheck: {path: healthz, interval: 1ms, fall: 0, rise: x, caFile: a, host: 'a b'}\napiLoadBalancers: [{}]", [
-            "p.yaml:3: healthCheck.path: 'healthz' is no path like /healthz",
+            "p.yaml:3: healthCheck.path: 'healthz' is not a path like /healthz",
             "p.yaml:3: healthCheck.interval: '1ms' is not in 0.01s-86400s",
             "p.yaml:3: healthCheck.fall: 0 is not in 1-1000",
             "p.yaml:3: healthCheck.rise: 'x' is not a whole number",
-            "p.yaml:3: healthCheck.caFile: 'a' is no absolute path without blanks and quotes",
-            "p.yaml:3: healthCheck.host: 'a b' is no name of a host",
+            "p.yaml:3: healthCheck.caFile: 'a' is not an absolute path without blanks and quotes",
+            "p.yaml:3: healthCheck.host: 'a b' is not a host name",
         ]),
         (BASE + "hostConfigPath: /etc/haproxy/\nruntime: {docker: {host: 'tcp://a'}}\npostStart: ['']\napiLoadBalancers: [{hostConfigPath: /x}]", [
-            "p.yaml:3: hostConfigPath: '/etc/haproxy/' is a folder; the path of a file is wanted",
-            "p.yaml:4: runtime.docker.host: 'tcp://a' is no unix:///PATH",
-            "p.yaml:5: postStart[0]: an argument is empty, or has a NUL",
-            "p.yaml:6: apiLoadBalancers[0].hostConfigPath: '/x' is in the root folder; a folder is wanted that a container may see",
+            "p.yaml:3: hostConfigPath: '/etc/haproxy/' is a folder; give the path of a file",
+            "p.yaml:4: runtime.docker.host: 'tcp://a' is not unix:///PATH",
+            "p.yaml:5: postStart[0]: an argument is empty, or contains a NUL",
+            "p.yaml:6: apiLoadBalancers[0].hostConfigPath: '/x' is in the root folder; give a file in a folder that can be mounted into a container",
         ]),
-        ("mode: native\nbindAddress: localhost:1\nservers: [a]\napiLoadBalancers: [{}]", ["p.yaml:2: bindAddress: 'localhost:1': native mode needs an address, no name"]),
+        ("mode: native\nbindAddress: localhost:1\nservers: [a]\napiLoadBalancers: [{}]", ["p.yaml:2: bindAddress: 'localhost:1': native mode needs an address, not a name"]),
         ("a: [", ["p.yaml:1: not YAML: while parsing a flow node did not find expected node content"]),
         ("[]", ["p.yaml:1: a mapping is wanted, not a list"]),
         ("{}\n---\n{}", ["p.yaml:3: one document is wanted, not 2"]),
@@ -236,8 +236,8 @@ def test_numbers_that_are_none_of_ours(number: str) -> None:
 def test_the_fault_of_a_pool_is_said_once_and_is_not_a_missing_field_too() -> None:
     text = "bindAddress: x\nservers: [':']\napiLoadBalancers: [{}, {}, {}]"
     assert faults(text) == [
-        "p.yaml:1: bindAddress: 'x' is no ADDRESS:PORT",
-        "p.yaml:2: servers[0]: ':' is no HOST[:PORT]",
+        "p.yaml:1: bindAddress: 'x' is not ADDRESS:PORT",
+        "p.yaml:2: servers[0]: ':' is not HOST[:PORT]",
     ]
 
 
@@ -294,7 +294,7 @@ def test_files_are_one_document(tmp_path: Path) -> None:
     with pytest.raises(PoolFaults) as caught:
         read_pool_files([str(one), str(two), str(tmp_path), str(tmp_path / "none")], any_file=True)
     assert [str(each) for each in caught.value.faults] == [
-        f"{two}:3: servers: it is given in {one} already; all files are one document",
+        f"{two}:3: servers: {one} has it already; all files are one document",
         f"{tmp_path}: cannot be read: Is a directory",
         f"{tmp_path / 'none'}: cannot be read: No such file or directory",
     ]

@@ -1,4 +1,4 @@
-"""The state file: what is written is read back, the seed's is converted, and a damaged one is refused with one sentence."""
+"""The state file: a written one is read back, the seed's is converted, and a damaged one is rejected with one sentence."""
 
 from __future__ import annotations
 
@@ -147,15 +147,15 @@ def test_a_state_that_was_cut_off_is_refused(one_pool: bool) -> None:
         with pytest.raises(PoolFaults) as caught:
             read("".join(lines[:count]))
         assert len(caught.value.faults) == 1, caught.value
-    assert "it is cut off; take a copy that is whole" in str(caught.value)
+    assert "it is truncated; restore a complete copy" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("state: {version: 2, a: {}}", "state.yaml:1: state.version: 2 is of another lbagent; this one reads 1, and changes nothing here"),
+        ("state: {version: 2, a: {}}", "state.yaml:1: state.version: another lbagent wrote version 2; this one reads 1, and changes nothing here"),
         ("state: [a]", "state.yaml:1: state: a mapping is wanted, not a list"),
-        ("state: {'0': }", "state.yaml:1: state.0: it is empty; the entry of an instance is wanted"),
+        ("state: {'0': }", "state.yaml:1: state.0: it is empty; it must have the entry of an instance"),
         ("state: {'0': {container: {}}}", "state.yaml:1: state.0.name: it is missing; the entry of an instance has container.config.name"),
         ("state: {'0': {container: {config: {name: a}}, host: {ssh: {user: a}}}}", "state.yaml:1: state.0.host.ssh.address: address must be set"),
     ],
@@ -179,11 +179,9 @@ def test_the_state_file_beats_the_state_in_the_other_files(tmp_path: Path) -> No
     state.write_text(state_text(Deployed(recorded=(recorded("new"),)), one_pool=True))
     found = read_pool_files([str(config)], state_path=str(state))
     assert [each.name for each in found.deployed.recorded] == ["new"]
-    assert [str(each) for each in found.warnings] == [
-        f"{config}:5: state: ignored: {state} is there, and is the newer one"
-    ]
+    assert [str(each) for each in found.warnings] == [f"{config}:5: state: ignored: {state} exists and overrides it"]
     config.write_text(POOL + "apiLoadBalancers: []\n")
-    found = read_pool_files([str(config), str(state)], state_path=str(state))  # as the seed's users do
+    found = read_pool_files([str(config), str(state)], state_path=str(state))  # as users of the seed do
     assert [each.name for each in found.deployed.recorded] == ["new"]
     assert found.warnings == ()
     state.write_text("")
@@ -192,7 +190,7 @@ def test_the_state_file_beats_the_state_in_the_other_files(tmp_path: Path) -> No
 
 
 def test_log_in_of_a_host_that_only_the_state_knows() -> None:
-    """No secret is in a state; without the pool's nothing could be removed over ssh."""
+    """A state has no secrets; without those of the pool nothing could be removed over ssh."""
     state = state_text(Deployed(recorded=(recorded("a", ssh=SshAccess(address="h", user="u")),)), one_pool=True)
     (found,) = read(POOL + "ssh: {user: v, password: hunter2}\napiLoadBalancers: []\n" + state).deployed.recorded
     assert found.ssh == SshAccess(address="h", user="v", password=Secret("hunter2"))

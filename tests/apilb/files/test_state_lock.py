@@ -1,4 +1,4 @@
-"""One change at a time on one state: who has the lock is named, and a process that died has none."""
+"""One change at a time on one state: the message names the holder of the lock, and a process that died has none."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_lock_file_that_was_removed_by_its_process_is_none(state: Path, monkey
 
     monkeypatch.setattr(os, "open", open_then_removed)
     with state_locked(str(state)):
-        assert lock.exists()  # so the next process meets it
+        assert lock.exists()  # so that the next process finds it
 
 
 def test_without_a_folder_there_is_no_state_to_lock(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What answers at a unix socket: a Docker that says what a test wants, or something that is no runtime at all."""
+"""Servers at a unix socket: a Docker with fixed answers, or a server that is not a runtime."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERSION = {"ApiVersion": "1.43", "MinAPIVersion": "1.12"}
 
 @contextlib.contextmanager
 def fake_docker(path: Path, answers: Answers, **headers: str) -> Iterator[list[str]]:
-    """Answer as Docker, with further headers (Libpod_Api_Version); gives the requests. What has no answer is 404."""
+    """Answer as Docker, with further headers (Libpod_Api_Version); yield the requests. Other requests get 404."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -58,7 +58,7 @@ def fake_docker(path: Path, answers: Answers, **headers: str) -> Iterator[list[s
 
 @contextlib.contextmanager
 def no_runtime(path: Path, said: bytes) -> Iterator[None]:
-    """Say these bytes to everybody who connects, and close; nothing: take connections and stay silent."""
+    """Send these bytes on each connection, and close; b'': accept connections and send nothing."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()

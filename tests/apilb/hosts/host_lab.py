@@ -1,4 +1,4 @@
-"""A host of the tests: a namespace with podman and, where asked for, sshd; HTTPS servers in it; instances that belong there."""
+"""A host of the tests: a namespace with podman and, on request, sshd; HTTPS servers in it; instances for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NUMBERS = itertools.count()  # a process may have several
 
 
 class TlsServer:
-    """An HTTPS server that says its name; in the namespace of the thread that makes it."""
+    """An HTTPS server that returns its name; in the namespace of the creating thread."""
 
     def __init__(self, folder: Path, port: int, name: str) -> None:
         class Handler(BaseHTTPRequestHandler):
@@ -60,7 +60,7 @@ class TlsServer:
 
 
 class HostLab:
-    """Podman and sshd on one host; `close` takes them away. Ports and names are numbered, so that tests share it."""
+    """Podman and sshd on one host; `close` removes them. Ports and names are numbered, so that tests share it."""
 
     def __init__(self) -> None:
         self._closing = contextlib.ExitStack()
@@ -82,7 +82,7 @@ class HostLab:
         return self._sshd
 
     def access(self, **words: Any) -> SshAccess:
-        """Return the way to this host by ssh, with its password and host key."""
+        """Return the ssh access to this host, with its password and host key."""
         usual = {
             "address": "127.0.0.1",
             "password": Secret(self.sshd.password),
@@ -94,7 +94,7 @@ class HostLab:
         return SshAccess(**{**usual, **words})
 
     def instance(self, **words: Any) -> Instance:
-        """Return an instance of its own name, port and folder."""
+        """Return an instance with a unique name, port and folder."""
         number = next(self._number)
         usual = {
             "pool": POOL,
@@ -110,7 +110,7 @@ class HostLab:
     async def do(
         self, action: Action, instance: Instance | None, recorded: RecordedInstance | None = None, **words: Any
     ) -> Any:
-        """Carry out one step from this host."""
+        """Execute one step from this host."""
         item = instance or recorded
         assert item is not None
         step = Step(pool=item.pool, name=item.name, host=item.host, action=action, instance=instance, recorded=recorded)
@@ -120,7 +120,7 @@ class HostLab:
 
     @contextlib.contextmanager
     def servers(self, *ports: int) -> Iterator[None]:
-        """Serve HTTPS on ports of the host; each says its port."""
+        """Serve HTTPS on ports of the host; each returns its port."""
         with self.space.entered():
             running = [TlsServer(self.folder, port, str(port)) for port in ports]
         try:
@@ -130,7 +130,7 @@ class HostLab:
                 server.close()
 
     def ask(self, instance: Instance) -> str:
-        """Return what a server says through the instance, on a connection of its own."""
+        """Return a server's answer through the instance, on a new connection."""
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         address, _, port = instance.bind_address.rpartition(":")

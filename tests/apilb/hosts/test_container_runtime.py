@@ -1,4 +1,4 @@
-"""What answers at a runtime's socket, and what it may say: Docker's own errors, none of a runtime, silence."""
+"""Answers at a runtime's socket: Docker's own errors, those of other servers, none."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_socket_that_is_not_there(socket: Path) -> None:
         f"direct: unix://{socket}: No such file or directory; is Docker or podman's service running?"
     )
     _write_file(socket)
-    assert await error_of(instance(socket)) == f"direct: unix://{socket} is no socket"
+    assert await error_of(instance(socket)) == f"direct: unix://{socket} is not a socket"
     with no_runtime(socket.with_name("dead"), b""):
         pass
     assert "is neither Docker nor podman" in await error_of(instance(socket.with_name("dead")))
@@ -70,9 +70,7 @@ async def test_a_socket_that_is_not_there(socket: Path) -> None:
 )
 async def test_a_socket_that_is_no_runtime(socket: Path, said: bytes) -> None:
     with no_runtime(socket, said):
-        assert (
-            await error_of(instance(socket)) == f"direct: what answers at unix://{socket} is neither Docker nor podman"
-        )
+        assert await error_of(instance(socket)) == f"direct: the server at unix://{socket} is neither Docker nor podman"
 
 
 async def test_a_web_server_is_no_runtime(socket: Path) -> None:
@@ -86,19 +84,19 @@ async def test_a_web_server_is_no_runtime(socket: Path) -> None:
 async def test_a_socket_that_stays_silent_is_given_up(socket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container_runtime, "ANSWER_S", 0.5)
     with no_runtime(socket, b""):
-        assert await error_of(instance(socket)) == f"direct: unix://{socket} gave no answer within 0.5 s"
+        assert await error_of(instance(socket)) == f"direct: unix://{socket} did not answer within 0.5 s"
 
 
 async def test_versions(socket: Path) -> None:
     with fake_docker(socket, {"GET /version": (200, {"ApiVersion": "1.24"})}):
-        assert "speaks version 1.24 of Docker's API; 1.38 is needed" in await error_of(instance(socket))
+        assert "has version 1.24 of Docker's API; 1.38 is needed" in await error_of(instance(socket))
     newer = {"ApiVersion": "1.52", "MinAPIVersion": "1.44"}
     with fake_docker(socket.with_name("b"), {"GET /version": (200, newer)}) as asked:
         await seen(instance(socket.with_name("b")))
     assert asked[2] == "GET /v1.44/containers/lb/json"
 
 
-@pytest.mark.root  # any other user places files by a container
+@pytest.mark.root  # any other user writes files by a container
 async def test_podman_is_not_asked_for_its_version(socket: Path) -> None:
     podman = {"GET /version": (200, VERSION), "GET /_ping": (200, b"OK")}
     with fake_docker(socket, podman, Api_Version="1.41", Libpod_Api_Version="4.3.1") as asked:
@@ -106,7 +104,7 @@ async def test_podman_is_not_asked_for_its_version(socket: Path) -> None:
     assert asked == ["GET /_ping", "GET /v1.38/containers/lb/json"]
     old = podman | {"GET /version": (200, {"ApiVersion": "1.24"})}
     with fake_docker(socket.with_name("b"), old, Api_Version="1.24", Libpod_Api_Version="1.0"):
-        assert "speaks version 1.24 of Docker's API" in await error_of(instance(socket.with_name("b")))
+        assert "has version 1.24 of Docker's API" in await error_of(instance(socket.with_name("b")))
 
 
 async def test_only_unix_sockets(socket: Path) -> None:
@@ -115,7 +113,7 @@ async def test_only_unix_sockets(socket: Path) -> None:
     assert "only a unix socket is possible" in str(found)
 
 
-@pytest.mark.root  # any other user places files by a container
+@pytest.mark.root  # any other user writes files by a container
 @pytest.mark.parametrize(
     ("status", "message"),
     [
@@ -138,7 +136,7 @@ async def test_a_name_that_is_taken_meanwhile_is_refused(socket: Path, status: i
     }
     item = instance(socket)
     step = Step(pool="p", name="lb", host="direct", action=Action.CREATE, instance=item)
-    with fake_docker(socket, answers), pytest.raises(Refused, match="a container lb is there already and is not ours"):
+    with fake_docker(socket, answers), pytest.raises(Refused, match="a container lb exists and is not lbagent's"):
         await carry_out(step, print)
 
 
@@ -146,7 +144,7 @@ async def test_what_a_runtime_says_is_passed_on_in_one_line(socket: Path) -> Non
     answers = {"GET /version": (200, VERSION), "GET /containers/lb/json": (500, {"message": "database\nis locked"})}
     with fake_docker(socket, answers):
         found = await seen(instance(socket))
-    assert str(found) == f"direct: lb: unix://{socket} says 500: database is locked"
+    assert str(found) == f"direct: lb: unix://{socket} returned 500: database is locked"
 
 
 async def test_a_name_is_not_the_begin_of_an_id(socket: Path) -> None:
@@ -184,7 +182,7 @@ def test_a_container_is_compared_with_what_it_is_to_be() -> None:
         {"NetworkMode": "bridge"},
         {"RestartPolicy": {"Name": "always"}},
         {"RW": True},
-        {"Source": "/etc/haproxy/haproxy.cfg"},  # the seed's: the file alone
+        {"Source": "/etc/haproxy/haproxy.cfg"},  # the seed's: only the file
         {"Type": "volume"},
         {"Mounts": []},
         {"Mounts": None},

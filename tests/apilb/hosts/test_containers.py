@@ -1,4 +1,4 @@
-"""Containers of HAProxy on a host with a real podman: made, found again, reloaded, mended, removed; what is not ours stays."""
+"""Containers of HAProxy on a host with a real podman: created, found again, reloaded, repaired, removed; others stay."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_what_was_made_is_found_as_it_was_made(lab: HostLab) -> None:
 async def test_a_taken_name_is_refused_and_nothing_is_changed(lab: HostLab) -> None:
     wanted = lab.instance()
     lab.podman.run("create", "--name", wanted.name, IMAGE, "haproxy", "-v")
-    with pytest.raises(Refused, match=f"a container {wanted.name} is there already and is not ours"):
+    with pytest.raises(Refused, match=f"a container {wanted.name} exists and is not lbagent's"):
         await lab.do(Action.CREATE, wanted)
     assert not path_of(wanted).exists()
     assert not lab.inspect(wanted.name)["Config"]["Labels"]
@@ -86,7 +86,7 @@ async def test_a_taken_name_is_refused_and_nothing_is_changed(lab: HostLab) -> N
 
 async def test_a_missing_image_is_never_pulled_unasked(lab: HostLab) -> None:
     wanted = lab.instance(image="localhost/nothing:1")
-    with pytest.raises(NotFound, match=r"localhost/nothing:1 is not there and is not pulled unasked.*--pull"):
+    with pytest.raises(NotFound, match=r"localhost/nothing:1 is missing, and is pulled only on request.*--pull"):
         await lab.do(Action.CREATE, wanted)
     assert not path_of(wanted).exists()
     with pytest.raises(LbError, match="localhost/nothing:1"):  # no registry is there to answer
@@ -95,7 +95,7 @@ async def test_a_missing_image_is_never_pulled_unasked(lab: HostLab) -> None:
 
 
 class Load:
-    """Connections, one after the other in several threads, each with a request; failures are kept."""
+    """Connections in sequence in several threads, each with a request; failures are recorded."""
 
     def __init__(self, lab: HostLab, instance: Instance, threads: int = 3) -> None:
         self.answers: list[str] = []
@@ -150,7 +150,7 @@ def _wait_more(load: Load, count: int) -> None:
 async def test_a_removed_server_gets_no_connection_after_the_step(
     lab: HostLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(container_step, "UP_S", 0.2)  # it is the new worker that is waited for, not the time
+    monkeypatch.setattr(container_step, "UP_S", 0.2)  # the step waits for the new worker, not for a time
     wanted = lab.instance(servers=("127.0.0.1:10001", "127.0.0.1:10002"))
     with lab.servers(10001, 10002):
         recorded = await lab.do(Action.CREATE, wanted)
@@ -161,7 +161,7 @@ async def test_a_removed_server_gets_no_connection_after_the_step(
 
 
 async def test_a_reload_that_haproxy_drops_is_said_again(lab: HostLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """HAProxy drops the signal in its first moments: 40 of 40 that came right behind "Loading success"."""
+    """HAProxy drops the signal at its start: 40 of 40 signals right after "Loading success"."""
     real, signals = ContainerRuntime.reload, []
 
     async def first_is_lost(self: ContainerRuntime, container_id: str, name: str) -> None:
@@ -185,7 +185,7 @@ async def test_a_file_that_haproxy_does_not_take_changes_nothing(lab: HostLab) -
         recorded = await lab.do(Action.CREATE, wanted)
         bad = replace(wanted, servers=("no-such-host.invalid:6443",))
         with pytest.raises(
-            LbError, match=r"HAProxy does not take the new .*no-such-host.invalid.*the old one serves on"
+            LbError, match=r"HAProxy rejects the new .*no-such-host.invalid.*the old one stays in force"
         ):
             await lab.do(Action.UPDATE, bad, recorded)
         assert path_of(wanted).read_text() == wanted_text(wanted)
@@ -200,9 +200,7 @@ async def test_a_haproxy_that_does_not_stay_up_is_told_and_its_container_is_know
         listener = socket.create_server(("127.0.0.1", port))
     with (
         listener,
-        pytest.raises(
-            PartlyDone, match=rf"{wanted.name}: HAProxy does not stay up: .*(?i:cannot bind).*{port}"
-        ) as caught,
+        pytest.raises(PartlyDone, match=rf"{wanted.name}: HAProxy ends: .*(?i:cannot bind).*{port}") as caught,
     ):
         await lab.do(Action.CREATE, wanted)
     recorded = caught.value.recorded
@@ -222,7 +220,7 @@ async def test_a_new_bind_that_is_taken_leaves_the_old_one(lab: HostLab) -> None
         changed = replace(wanted, bind_address=other.bind_address)
         with (
             listener,
-            pytest.raises(LbError, match=r"does not take the new .*(?i:cannot bind).*its worker serves the old one"),
+            pytest.raises(LbError, match=r"rejects the new .*(?i:cannot bind).*its worker serves the old one"),
         ):
             await lab.do(Action.UPDATE, changed, recorded)
         lab.wait_answer(wanted, "10001")
@@ -262,7 +260,7 @@ async def test_drift_is_found_and_mended(lab: HostLab) -> None:
 
 
 async def test_a_folder_that_was_deleted_is_made_again_and_its_container_with_it(lab: HostLab) -> None:
-    """The mount of a running container stays that of the deleted folder."""
+    """The mount of a running container is still the deleted folder."""
     wanted = lab.instance()
     folder = path_of(wanted).parent
     with lab.servers(10001):
@@ -278,7 +276,7 @@ async def test_a_folder_that_was_deleted_is_made_again_and_its_container_with_it
         assert (await look(again)).container_id == again.container_id
         assert (await lab.do(Action.UPDATE, wanted, again)).container_id == again.container_id
 
-        # deleted, and put back from a copy: the file is as wanted, and the container does not see it
+        # deleted, and restored from a copy: the file is right, and the container does not see it
         shutil.copytree(folder, copy := folder.with_name("copy"))
         shutil.rmtree(folder)
         copy.rename(folder)
@@ -290,7 +288,7 @@ async def test_a_folder_that_was_deleted_is_made_again_and_its_container_with_it
 
 
 async def test_a_step_that_was_cut_off_is_ended_by_the_next(lab: HostLab) -> None:
-    """The process was killed after the container was made, before the state was written."""
+    """The process was killed after the creation of the container, before the write of the state."""
     wanted = lab.instance()
     lost = await lab.do(Action.CREATE, wanted)
     again = await lab.do(Action.CREATE, wanted, None)
@@ -335,7 +333,7 @@ async def test_a_removed_one_leaves_neither_container_nor_file(lab: HostLab) -> 
     assert wanted.name not in lab.names()
     assert os.listdir(path_of(wanted).parent) == ["beside.cfg"]
     assert (await look(beside)).status == "running"
-    assert await lab.do(Action.REMOVE, None, recorded) is None  # again: it is gone
+    assert await lab.do(Action.REMOVE, None, recorded) is None  # again: it does not exist any more
 
 
 async def test_a_hook_gets_its_words_as_they_are(lab: HostLab) -> None:

@@ -61,7 +61,7 @@ async def test_a_life_with_dockerd(lab: HostLab, dockerd: Dockerd) -> None:
         lab.wait_answer(changed, "10002")
         (server,) = (await server_health([changed]))[changed.key]
         assert (server["address"], server["up"]) == ("127.0.0.1:10002", True)
-        with pytest.raises(LbError, match=r"does not take the new .*no-such-host.invalid"):
+        with pytest.raises(LbError, match=r"rejects the new .*no-such-host.invalid"):
             await lab.do(Action.UPDATE, replace(wanted, servers=("no-such-host.invalid:1",)), recorded)
         for verb, status in (("pause", "paused"), ("stop", "exited")):
             dockerd.run(verb, recorded.container_id)
@@ -75,14 +75,14 @@ async def test_a_life_with_dockerd(lab: HostLab, dockerd: Dockerd) -> None:
 async def test_dockerds_refusals(lab: HostLab, dockerd: Dockerd) -> None:
     taken = instance(lab, dockerd)
     dockerd.run("create", "--name", taken.name, IMAGE, "haproxy", "-v")
-    with pytest.raises(Refused, match=f"{taken.name} is there already and is not ours"):
+    with pytest.raises(Refused, match=f"{taken.name} exists and is not lbagent's"):
         await lab.do(Action.CREATE, taken)
     runtime = ContainerRuntime("direct", dockerd.docker_host, str(dockerd.socket))
-    with pytest.raises(Refused, match=f"{taken.name} is there already"):  # taken since it was looked at: 409
+    with pytest.raises(Refused, match=f"{taken.name} exists"):  # in use since the check: 409
         await runtime.create(ContainerSpec(pool="p", name=taken.name, image=IMAGE, host_config_path="/etc/hostname"))
     await runtime.close()
     missing = instance(lab, dockerd, image="nothing:1")
-    with pytest.raises(NotFound, match="nothing:1 is not there and is not pulled unasked"):
+    with pytest.raises(NotFound, match="nothing:1 is missing, and is pulled only on request"):
         await lab.do(Action.CREATE, missing)
     with pytest.raises(LbError, match="nothing:1"):
         await lab.do(Action.CREATE, missing, pull=True)
@@ -92,7 +92,7 @@ async def test_a_bind_that_is_taken_with_dockerd(lab: HostLab, dockerd: Dockerd)
     wanted = instance(lab, dockerd)
     with lab.space.entered():
         listener = socket.create_server(("127.0.0.1", int(wanted.bind_address.rpartition(":")[2])))
-    with listener, pytest.raises(PartlyDone, match="does not stay up: .*(?i:cannot bind)") as caught:
+    with listener, pytest.raises(PartlyDone, match="HAProxy ends: .*(?i:cannot bind)") as caught:
         await lab.do(Action.CREATE, wanted)
     with lab.servers(10001):
         await lab.do(Action.UPDATE, wanted, caught.value.recorded)

@@ -1,4 +1,4 @@
-"""Files of a host, in each of the three ways they are written: here, by sftp, by the container runtime. A file is there whole or as it was."""
+"""Files of a host, written in each of the three ways: here, by sftp, by the container runtime. A write is atomic."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UID = 65534
 
 @contextlib.asynccontextmanager
 async def files_of(lab: HostLab, way: str) -> AsyncIterator[HostFiles]:
-    """Give the files of the host in one way."""
+    """Yield the files of the host, by one way."""
     if way == "here":
         yield LocalFiles()
     elif way == "sftp":
@@ -85,7 +85,7 @@ async def test_a_folder_for_a_file_and_the_reverse_are_refused(lab: HostLab, fol
     (folder / "file").write_text("the operator's")
     async with files_of(lab, way) as files:
         for work in (files.read(str(folder / "x.cfg")), files.write_draft(str(folder / "x.cfg"), "text", UID)):
-            with pytest.raises(Refused, match=rf"{folder}/x.cfg is a folder, and a file is to be written there"):
+            with pytest.raises(Refused, match=rf"{folder}/x.cfg is a folder, and a file must be written there"):
                 await work
         with pytest.raises(Refused, match=rf"{folder}/file is a file, and a folder is needed there"):
             await files.write_draft(str(folder / "file" / "x.cfg"), "text", UID)
@@ -108,7 +108,7 @@ async def test_a_full_disk_leaves_the_file_as_it_was(lab: HostLab, folder: Path,
 
 @contextlib.contextmanager
 def tmpfs(lab: HostLab, folder: Path, way: str) -> Iterator[Path]:
-    """Give a small disk where the host has it (sshd has mounts of its own), by a path that is ours."""
+    """Yield a small disk in the host's mount namespace (sshd has its own), by a local path."""
     enter: list[str] = []
     if way == "sftp":
         process = lab.sshd.process
@@ -161,7 +161,7 @@ async def test_a_helper_container_that_was_left_is_removed_and_a_foreign_one_is_
         assert await files.read(str(path)) == "text"
     lab.podman.run("create", "--name", "files-config", IMAGE, "haproxy", "-v")
     try:
-        with pytest.raises(Refused, match="files-config is there already and is not ours"):
+        with pytest.raises(Refused, match="files-config exists and is not lbagent's"):
             await RuntimeFiles(
                 ContainerRuntime("direct", lab.podman.docker_host, str(lab.podman.socket)), POOL, "files", IMAGE
             ).read(str(path))

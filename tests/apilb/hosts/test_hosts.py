@@ -1,4 +1,4 @@
-"""Whole hosts: everything by ssh, many hosts side by side, native mode, users who are not root, what may be in no output."""
+"""Complete hosts: everything by ssh, many hosts in parallel, native mode, users without root, no secrets in output."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ async def test_the_same_socket_by_ssh_that_is_no_runtime(lab: HostLab) -> None:
 
 
 async def test_a_host_is_asked_in_time_however_many_there_are(lab: HostLab) -> None:
-    """No figure: that 30 hosts do not take 30 times as long is all that a busy machine can say."""
+    """No figure: on a busy machine a test can only check that 30 hosts do not take 30 times as long."""
     many = [
         lab.instance(
             mode=Mode.NATIVE, name="lb", host_config_path="/nothing/x.yaml", ssh=lab.access(address=f"127.0.1.{at}")

@@ -1,4 +1,4 @@
-"""Which servers HAProxy takes for up, by its own words."""
+"""Which servers are up for HAProxy, by its log."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_first_alert_is_the_reason() -> None:
     said = "[NOTICE] (1) : x\n2026Z [ALERT]    (1) : cannot bind\n[ALERT] (1) : Fatal errors\n"
     assert first_alert(said) == "cannot bind"
     assert first_alert("one\ntwo\n\n") == "two"
-    assert first_alert("") == "it said nothing"
+    assert first_alert("") == "it printed nothing"
 
 
 @pytest.mark.root

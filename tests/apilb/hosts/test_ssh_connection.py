@@ -1,4 +1,4 @@
-"""Hosts reached by ssh: each way to log in, host keys, the retry window, a server that hangs; the judge is Debian's sshd."""
+"""Hosts by ssh: each kind of login, host keys, the retry window, a hanging server; with Debian's sshd."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEY_ALONE = {"password": None}
 
 
 async def who(lab: HostLab, ssh: SshAccess) -> str:
-    """Log in and return whom the host takes us for."""
+    """Log in and return the user name on the host."""
     with lab.space.entered():
         async with connected(ssh) as host:
             code, said = await host.run(["sh", "-c", 'echo "$0 $1"', "a b", "$HOME"], 10)
@@ -79,7 +79,7 @@ async def test_without_a_way_to_log_in_nothing_is_tried(lab: HostLab, monkeypatc
 
 async def test_keys_that_are_none(lab: HostLab, tmp_path: Path) -> None:
     for words, text in (
-        ({"private_key": Secret("s3cret rubbish")}, "privateKey is no private key"),
+        ({"private_key": Secret("s3cret rubbish")}, "privateKey is not a private key"),
         ({"private_key_file": str(tmp_path)}, "privateKeyFile .*Is a directory"),
         ({"private_key_file": str(tmp_path / "none")}, "privateKeyFile .*No such file"),
         ({"host_key": "ssh-ed25519 rubbish"}, "hostKey: .*ssh-ed25519 AAAA"),
@@ -90,7 +90,7 @@ async def test_keys_that_are_none(lab: HostLab, tmp_path: Path) -> None:
         assert "s3cret" not in str(caught.value)
     locked = tmp_path / "locked"
     run("ssh-keygen", "-q", "-t", "ed25519", "-N", "pass phrase", "-f", str(locked))
-    with pytest.raises(ConfigError, match="no private key in PEM without a passphrase"):
+    with pytest.raises(ConfigError, match="not a private key in PEM without a passphrase"):
         await who(lab, lab.access(private_key_file=str(locked)))
 
 
@@ -134,9 +134,7 @@ async def test_a_changed_host_key_is_refused(lab: HostLab, tmp_path: Path) -> No
     )
     for words in ({"host_key": other}, {"host_key": "", "known_hosts_file": str(file)}):
         file.write_text(f"127.0.0.1 {other}")
-        with pytest.raises(
-            Refused, match="not the one that is known .SHA256.*another machine may be answering"
-        ) as caught:
+        with pytest.raises(Refused, match="not the known one .SHA256.*another machine may be answering") as caught:
             await who(lab, lab.access(**words))
         shown = lab.sshd.fingerprint("rsa"), lab.sshd.fingerprint("ed25519")
         assert any(each in str(caught.value) for each in shown)
@@ -145,7 +143,7 @@ async def test_a_changed_host_key_is_refused(lab: HostLab, tmp_path: Path) -> No
 async def test_known_hosts_is_read_as_ssh_reads_it(lab: HostLab, tmp_path: Path) -> None:
     file = tmp_path / "known"
     ssh = lab.access(host_key="", known_hosts_file=str(file))
-    file.write_text(f"127.0.0.1 {lab.sshd.host_key('rsa')}\n")  # only the other key is known
+    file.write_text(f"127.0.0.1 {lab.sshd.host_key('rsa')}\n")  # only the other key is trusted
     await who(lab, ssh)
     file.write_text(f"127.0.0.1 {lab.sshd.host_key()}\n")
     run("ssh-keygen", "-q", "-H", "-f", str(file))

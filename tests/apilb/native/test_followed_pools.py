@@ -1,4 +1,4 @@
-"""ServedInstance files of a host: what is served of them, and what a file that is bad, half written or gone changes."""
+"""Pool files of a host: what is served of them, and the effect of an invalid, half-written or deleted file."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def served(pools: FollowedPools) -> dict[str, tuple[str, ...]]:
 
 
 def looked(pools: FollowedPools) -> FollowedPools:
-    """Look as often as a change may need."""
+    """Poll as often as a change may need."""
     pools.look()
     pools.look()
     return pools
 
 
 def kept_by(pools: FollowedPools, tmp_path: Path) -> Kept:
-    """Return what a later agent reads of it."""
+    """Return the stored state that a later agent reads."""
     KeptFile(str(tmp_path / "state")).write(Kept(pools=pools.kept()))
     return KeptFile(str(tmp_path / "state")).read()
 
@@ -90,7 +90,7 @@ def test_a_bad_file_keeps_what_it_said(folder: Path) -> None:
         assert served(pools) == {"lb": ("10.0.0.1:6443",)}
         (message,) = pools.messages()
         assert str(path) in str(message)
-        assert "is served" in str(message)
+        assert "served" in str(message)
         assert pools.trusted
     path.write_text(text(servers=("10.0.0.2",)))
     looked(pools)
@@ -102,7 +102,7 @@ def test_a_bad_file_harms_no_other(folder: Path) -> None:
     (folder / "lb.yaml").write_text(text())
     pools = looked(followed(folder))
     assert set(served(pools)) == {"lb"}
-    assert not pools.trusted  # what it may have said before is not known
+    assert not pools.trusted  # its earlier pools are unknown
     assert pools.distrust in pools.messages()
 
 

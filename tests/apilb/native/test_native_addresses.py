@@ -1,4 +1,4 @@
-"""Native mode on every address of a host: its own, those that come later, for pods and for other machines."""
+"""Native mode on every address of a host: present and later ones, for pods and for other machines."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def hosts() -> Iterator[ApiHosts]:
 
 @pytest.fixture
 def lab(hosts: ApiHosts) -> ApiHosts:
-    """All servers up and in the pool again, whatever the test before did; one bind, 127.0.0.1:7443."""
+    """All servers up and in the pool again, after any earlier test; one bind, 127.0.0.1:7443."""
     for name in NAMES:
         hosts.behave(name, "200")
     for path in hosts.pools.iterdir():
@@ -54,7 +54,7 @@ def lab(hosts: ApiHosts) -> ApiHosts:
 
 
 def answered(address: str, port: int) -> Answer:
-    """Ask once, for a Load."""
+    """Send one request, for a Load."""
     return Answer(ask(address, port), client="")
 
 
@@ -62,7 +62,7 @@ LOAD = partial(answered, *BIND)
 
 
 class Watch:
-    """A request that is answered for ever: a kubelet's watch."""
+    """A request with an endless answer: a kubelet's watch."""
 
     def __init__(self, address: str = BIND[0], port: int = BIND[1]) -> None:
         self.sock = tls(address, port)
@@ -73,7 +73,7 @@ class Watch:
         self.server = data.partition(b"\r\n\r\n")[2].decode()[0]
 
     def ended(self) -> bool:
-        """Whether it has ended; what has come so far is read."""
+        """Whether it has ended; reads the received data."""
         self.sock.setblocking(False)
         try:
             while True:
@@ -104,7 +104,7 @@ def counted(lab: ApiHosts, what: str, result: str) -> int:
     return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if 'name="late"' in line and result in line)
 
 
-# --- where a bind is served ---
+# --- addresses of a bind ---
 
 
 def test_processes_of_the_host_reach_every_server_and_see_what_they_asked_for(lab: ApiHosts) -> None:
@@ -128,7 +128,7 @@ def test_they_are_services_of_the_namespace_apilb(lab: ApiHosts) -> None:
     assert sorted(each["address"] for each in row["backends"]) == [f"{ipv4(name)}:{PORT}/TCP" for name in NAMES]
     assert [each["services"] for each in lab.agent.json("backend", "list")] == [["apilb/lb"]] * 3
     status = lab.agent.json("status")
-    assert (status["conditions"], status["problems"]) == ([], [])  # no device is named, and none is missed
+    assert (status["conditions"], status["problems"]) == ([], [])  # no device is named, and none is missing
 
 
 def test_a_pod_s_own_loopback_is_its_own(lab: ApiHosts) -> None:
@@ -175,7 +175,7 @@ def test_listeners_elsewhere_are_no_obstacle(lab: ApiHosts) -> None:
         listening(lab, "::", 7443, dualstack_ipv6=False),
         listening(lab, "127.0.0.1", 7444),
     ):
-        time.sleep(2.5)  # two looks
+        time.sleep(2.5)  # two polls
         assert lab.rows()[0]["status"] == "running"
         with lab.inside():
             assert ask(*BIND) in NAMES
@@ -327,7 +327,7 @@ def metrics(lab: ApiHosts) -> str:
 
 
 def test_no_connection_fails_while_pools_are_edited(lab: ApiHosts) -> None:
-    """Servers come and go, other pools come and go, a bad file in between: those that stay serve without a pause."""
+    """Servers and other pools are added and removed, with an invalid file in between: the others serve without a pause."""
     with lab.inside(), Load(lab.host, [LOAD], workers=3) as load:
         for names in ("ab", "b", "bc", "abc", "ca", "abc"):
             lab.pool(servers=[f"{ipv4(name)}:{PORT}" for name in names])
@@ -354,7 +354,7 @@ def test_nothing_goes_to_a_server_that_was_removed(lab: ApiHosts) -> None:
         lab.agent.api.status()
         wait_for(lambda: len(lab.agent.json("svc", "list")[0]["backends"]) == 2, "the edit in the maps")
         assert set(reached()) == {"b", "c"}
-    assert not any(each.ended() for each in stays)  # it was not found down: what it has it keeps
+    assert not any(each.ended() for each in stays)  # it is not down: it keeps its connections
 
 
 def test_a_pool_whose_file_is_removed_is_served_no_more(lab: ApiHosts) -> None:
@@ -413,7 +413,7 @@ def test_a_server_that_went_down_without_an_agent_is_found(lab: ApiHosts) -> Non
 
 
 def test_an_agent_of_a_cluster_may_be_beside_it(lab: ApiHosts) -> None:
-    """A DaemonSet's agent comes when the API server is reached, which native pools are for: both serve the host's processes."""
+    """A DaemonSet's agent starts when the API server is reachable, by native pools: both serve the host's processes."""
     other = NativeAgent(lab, lab.folder / "manifests")  # type: ignore[arg-type]
     lab.folder.joinpath("manifests").mkdir()
     endpoints = [Endpoint(ipv4(name), PORT) for name in "ab"]
@@ -440,7 +440,7 @@ def test_an_agent_of_a_cluster_may_be_beside_it(lab: ApiHosts) -> None:
         lab.behave("a", "500")
         lab.wait_up("bc")
         assert set(reached()) == {"b", "c"}
-        assert set(reached("10.96.0.9", 443)) == {"a", "b"}  # what a check finds is about its own service
+        assert set(reached("10.96.0.9", 443)) == {"a", "b"}  # a check changes only its own service
     end(process)
     lab.agent.cli("cleanup", "--bpffs", str(lab.bpffs.with_name("cluster")), check=False)
 

@@ -1,4 +1,4 @@
-"""The source of native pools: when it is synced and trusted, what it reports, and what a later one knows. No network."""
+"""The source of native pools: when it is synced and trusted, its reports, and the stored state of a later one. No network."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHECK = ProbeSpec(interval=0.02, timeout=0.02, fall=2, rise=2)
 
 
 class Host:
-    """What a source sees of a host: files, names, listeners, servers."""
+    """A source's view of a host: files, names, listeners, servers."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.folder, self.state = tmp_path / "apilb.d", tmp_path / "state"
@@ -42,7 +42,7 @@ class Host:
         self.went_down: list[tuple[str, L3n4Addr]] = []
 
     def write(self, name: str, *servers: str) -> None:
-        """Write a file; what it says is not its text."""
+        """Write a file; its pools are set by the test, not by its text."""
         self.servers[name] = servers
         (self.folder / f"{name}.yaml").write_text(" ".join(servers))
 
@@ -63,7 +63,7 @@ class Host:
         return self.names[host]
 
     def kept(self) -> bytes:
-        """Return what is kept for a later source."""
+        """Return the stored state for a later source."""
         path = self.state / "apilb.json"
         return path.read_bytes() if path.exists() else b""
 
@@ -176,7 +176,7 @@ async def test_a_taken_bind_is_not_served_and_said(host: Host) -> None:
 async def test_names_become_backends_as_soon_as_they_are_resolved(host: Host) -> None:
     host.write("lb", "api.example:6443")
     async with host.source() as source:
-        assert source.snapshot().services  # nothing to give connections to: they are refused
+        assert source.snapshot().services  # no server for connections: they are refused
         await until(lambda: any("is not resolved" in str(message) for message in source.problems()))
         host.names["api.example"] = [A.address]
     async with host.source() as source:
@@ -184,7 +184,7 @@ async def test_names_become_backends_as_soon_as_they_are_resolved(host: Host) ->
         del host.names["api.example"]
         await until(lambda: b'"api.example":["10.0.0.1"]' in host.kept())
     async with host.source() as source:
-        assert states(source).keys() == {str(A)}  # the resolver fails: what was known stays
+        assert states(source).keys() == {str(A)}  # the resolver fails: known addresses stay
 
 
 async def test_a_file_that_was_never_good_leaves_its_source_untrusted(host: Host) -> None:
@@ -205,7 +205,7 @@ async def test_a_state_folder_that_cannot_be_written_is_said_and_changes_nothing
     async with host.source() as source:
         await until(lambda: any("cannot be written" in str(message) for message in source.problems()))
         assert source.snapshot().services
-        await asyncio.sleep(0.1)  # it waits for the next try, or for a change
+        await asyncio.sleep(0.1)  # it waits for the next attempt, or for a change
         host.state.unlink()
         await until(lambda: A.ip.encode() in host.kept())
         await until(lambda: not source.problems())

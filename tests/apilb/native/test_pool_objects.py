@@ -1,4 +1,4 @@
-"""What an instance is in the State: its frontends, its backends, and the states that health checks give them."""
+"""An instance in the State: its frontends, its backends, and the states from health checks."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_the_operator_s_word_beats_a_health_check(said: BackendState, selectable
 
 
 def test_a_health_check_is_about_its_own_service() -> None:
-    """The API servers are backends of default/kubernetes, too: what one check finds takes them out of nothing else."""
+    """The API servers are also backends of default/kubernetes: a check of one service does not affect the other."""
     port = ServicePort("https", L4Type.TCP, 443)
     other = Service("default", "kubernetes", cluster_ips=(parse_ip("10.96.0.1"),), ports=(port,))
     servers = addresses_of(pool(), {})

@@ -1,4 +1,4 @@
-"""Names of servers: asked for again, off the loop; a failure keeps the last addresses."""
+"""Names of servers: resolved repeatedly, off the loop; a failure keeps the last addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONE, TWO = parse_ip("10.0.0.1"), parse_ip("10.0.0.2")
 
 
 class Resolver:
-    """Answers as it is told, in the thread that asks."""
+    """Returns the test's answers, in the calling thread."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[bytes] | OSError] = {}
@@ -61,7 +61,7 @@ async def test_a_name_follows_its_addresses_and_keeps_them_over_failures(resolve
     await until(lambda: names.problems)
     assert names.addresses["api"] == (ONE, TWO)
     assert names.problems == {"api": "the name api is not resolved: Temporary failure in name resolution"}
-    resolver.answers["api"] = []  # no failure, and no address: nothing that could be served
+    resolver.answers["api"] = []  # no failure, and no address: nothing to serve
     await until(lambda: not names.problems)
     assert names.addresses["api"] == (ONE, TWO)
     assert len(changes) == 4

@@ -1,7 +1,7 @@
-"""No sequence of Service, pool, write and restart events gives an address twice, or moves one that was not wished away.
+"""No sequence of Service, pool, write and restart events gives an address twice, or moves one without a request.
 
-The API server is a dictionary; what it has is seen by the book later, in order, as by a watch, and a status is written later
-than it was decided. The controller may die at any moment.
+The API server is a dictionary; the book gets its changes later, in order, as by a watch, and a status is written later than
+its decision. The controller may die at any time.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def pools(index: int) -> PoolsFile:
 
 
 class Watching:
-    """A book and the Services that it has seen."""
+    """A book and the Services that it has read."""
 
     def __init__(self, addresses: str) -> None:
         self.book = AddressBook(parse_pools(f"pools: [{{name: a, addresses: [{addresses}]}}]", "f"))
         self.services: dict[str, Service] = {}
 
     def put(self, name: str, created: float, *held: str, wish: str = "") -> None:
-        """See a Service with this status."""
+        """Read a Service with this status."""
         balancer = Balancer(
             families=(Family.IPV4,), uid=name, load_balancer_ip=wish, status=tuple(parse_ip(text) for text in held)
         )
@@ -94,7 +94,7 @@ def test_a_status_that_another_program_wrote_is_what_the_service_has() -> None:
 
 
 def test_what_a_server_from_a_backup_says_is_another_s_address_is_not_kept() -> None:
-    """The status of `a` is empty again, as before it was given what `b` had: `b` is back, with its address."""
+    """The status of `a` is empty again, as before it got the address of `b`: `b` is restored, with its address."""
     one = Watching("10.0.0.1-10.0.0.2")
     one.put("a", 1.0, "10.0.0.1")
     assert one.has("a") == ["10.0.0.1"]
@@ -104,7 +104,7 @@ def test_what_a_server_from_a_backup_says_is_another_s_address_is_not_kept() -> 
 
 
 def test_what_is_on_its_way_goes_to_no_other_service_though_its_own_was_given_another_one() -> None:
-    """A write is under way while the pools change, and a wish can be met that could not before."""
+    """During a write the pools change, and a request can be met that could not before."""
     one = Watching("10.0.0.1-10.0.0.2")
     one.put("a", 1.0)
     assert one.has("a") == ["10.0.0.1"]
@@ -120,7 +120,7 @@ def test_what_is_on_its_way_goes_to_no_other_service_though_its_own_was_given_an
 
 
 def test_a_status_from_a_backup_is_what_the_service_has() -> None:
-    """It was empty, the next address was on its way, and what it had before is back."""
+    """It was empty, the write of the next address was under way, and its earlier address is restored."""
     one = Watching("10.0.0.1-10.0.0.3")
     one.put("b", 1.0, "10.0.0.1")
     one.put("a", 2.0)
@@ -143,16 +143,16 @@ def test_another_service_of_the_same_name_inherits_nothing() -> None:
 
 
 class Server:
-    """What the server has, what the controller has seen of it, and what is on its way."""
+    """The server's objects, those that the controller has read, and the requests under way."""
 
     def __init__(self) -> None:
         self.there: dict[str, Service] = {}  # what the server has
         self.versions: dict[str, int] = {}
-        self.seen: dict[str, tuple[int, Service]] = {}  # what the controller has seen
-        self.log: list[tuple[str, int, Service | None]] = []  # of the watch, not seen yet
+        self.seen: dict[str, tuple[int, Service]] = {}  # what the controller has read
+        self.log: list[tuple[str, int, Service | None]] = []  # of the watch, not read yet
         self.nodes: dict[str, Node] = {}
         self.count = 0
-        self.writes: list[tuple[str, int, tuple[bytes, ...]]] = []  # decided, on their way: key, version, addresses
+        self.writes: list[tuple[str, int, tuple[bytes, ...]]] = []  # decided, under way: key, version, addresses
         self.file = pools(1)
         self.book = AddressBook(self.file)
         self.wished: set[str] = set()
@@ -196,15 +196,15 @@ class Server:
             self.put(key, replace(service, balancer=replace(service.balancer, status=())))
 
     def save(self) -> None:
-        """Make a backup, in place of the last one."""
+        """Make a backup, replacing the last one."""
         self.backup = dict(self.there), set(self.wished)
 
     def restore(self) -> None:
-        """Go back to the backup: Services and statuses are gone, or back. Requests end; the controller lists anew."""
+        """Restore the backup: Services and statuses change. Requests end; the controller lists again."""
         self.log.clear()
         self.writes.clear()
         self.there, wished = dict(self.backup[0]), self.backup[1]
-        self.wished |= wished | self.ever_wished  # one that was met already may be on its way
+        self.wished |= wished | self.ever_wished  # one that was met already may be under way
         self.count += 1
         self.versions = dict.fromkeys(self.there, self.count)
         for key in sorted(self.seen.keys() | self.there.keys()):
@@ -226,12 +226,12 @@ class Server:
     # --- the controller ---
 
     def watch(self, count: int) -> None:
-        """See the next changes, in order."""
+        """Read the next changes, in order."""
         for _ in range(min(count, len(self.log))):
             self.see(*self.log.pop(0))
 
     def ensure_all(self) -> None:
-        """See everything, and decide for each Service."""
+        """Read everything, and decide for each Service."""
         self.watch(99)
         for key in list(self.seen):
             self.ensure(key.removeprefix("n/"))
@@ -247,7 +247,7 @@ class Server:
         self.book.note(ObjectChange("Service", key, old[1] if old else None, service))
 
     def ensure(self, name: str) -> None:
-        """Decide for one Service; the write is on its way."""
+        """Decide for one Service; the write is under way."""
         if (key := f"n/{name}") not in self.seen or any(each[0] == key for each in self.writes):
             return
         services = {each: service for each, (_, service) in self.seen.items()}
@@ -257,7 +257,7 @@ class Server:
             self.writes.append((key, version, found.addresses))
 
     def arrive(self, index: int) -> None:
-        """A write arrives; one that was made for another version is refused. Its answer is seen at once."""
+        """A write arrives; one for another version is refused. Its answer is read at once."""
         if not self.writes:
             return
         key, version, addresses = self.writes.pop(index % len(self.writes))
@@ -270,7 +270,7 @@ class Server:
         self.see(key, self.count, self.there[key])
 
     def die(self) -> None:
-        """Another controller begins: it lists everything, and what was on its way is lost."""
+        """Another controller starts: it lists everything, and writes under way are lost."""
         self.book = AddressBook(self.file)
         self.log.clear()
         self.writes.clear()
@@ -287,7 +287,7 @@ WALKS, STEPS = 60, 60
 
 
 def steps(server: Server, rng: random.Random) -> list[tuple[int, Callable[[], None]]]:
-    """Return what may happen next, with how often it does."""
+    """Return the possible next events, with their weights."""
     name = rng.choice("abcd")
     return [
         (6, lambda: server.create(name, rng.randint(1, 3))),
@@ -309,7 +309,7 @@ def steps(server: Server, rng: random.Random) -> list[tuple[int, Callable[[], No
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(10))
 def test_any_order(seed: int) -> None:
-    """Random walks, the same ones each time."""
+    """Random walks, the same each time."""
     rng = random.Random(seed)
     for _ in range(WALKS):
         server = Server()

@@ -1,4 +1,4 @@
-"""What an inventory may say, and how Nodes are found in it."""
+"""The values of an inventory, and how Nodes are found in it."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def test_a_good_one() -> None:
     ("text", "message"),
     [
         ("", "--config:1: machines: it is missing"),
-        ("machines: []", "--config:1: machines: at least one machine is wanted"),
-        ("machines:\n- {name: a, addresses: []}", "--config:2: machines[0].addresses: at least one address is wanted"),
+        ("machines: []", "--config:1: machines: at least one machine is needed"),
+        ("machines:\n- {name: a, addresses: []}", "--config:2: machines[0].addresses: at least one address is needed"),
         ("machines:\n- {name: a, addresses: [x]}", "--config:2: machines[0].addresses[0]: "),
-        ("machines:\n- {name: A, addresses: [192.0.2.1]}", "--config:2: machines[0].name: 'A' is no name of a Node"),
+        ("machines:\n- {name: A, addresses: [192.0.2.1]}", "--config:2: machines[0].name: 'A' is not a Node name"),
         ("machines:\n- {name: a, address: [192.0.2.1]}", "--config:2: machines[0].address: unknown key; did you mean 'addresses'?"),
         ("machines:\n- {name: a, addresses: [192.0.2.1]}\n- {name: a, addresses: [192.0.2.2]}", "machines[1].name: 'a' is given twice"),
         ("machines:\n- {name: a, addresses: [192.0.2.1]}\n- {name: b, id: a, addresses: [192.0.2.2]}", "machines[1].id: 'a' is given twice"),
-        ("machines:\n- {name: a, addresses: [192.0.2.1]}\n- {name: b, addresses: [192.0.2.1]}", "192.0.2.1 is a's, too"),
-        ("machines:\n- {name: a, addresses: [192.0.2.1], zone: a b}", "machines[0].zone: 'a b' is no value of a label"),
-        ("machines:\n- {name: a, addresses: [192.0.2.1], labels: {a b: c}}", "is no label"),
-        ("machines:\n- {name: a, addresses: [192.0.2.1], id: a/b}", "machines[0].id: 'a/b' is no id"),
+        ("machines:\n- {name: a, addresses: [192.0.2.1]}\n- {name: b, addresses: [192.0.2.1]}", "192.0.2.1 belongs to a too"),
+        ("machines:\n- {name: a, addresses: [192.0.2.1], zone: a b}", "machines[0].zone: 'a b' is not a label value"),
+        ("machines:\n- {name: a, addresses: [192.0.2.1], labels: {a b: c}}", "is not a label"),
+        ("machines:\n- {name: a, addresses: [192.0.2.1], id: a/b}", "machines[0].id: 'a/b' is not an id"),
         ("machines: [{name: a, addresses: [192.0.2.1]}]\nroutes: {protocol: 2}", "--config:2: routes.protocol: 2 is not in 5-255"),
     ],
 )  # fmt: skip

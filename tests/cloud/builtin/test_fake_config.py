@@ -1,4 +1,4 @@
-"""The configuration of provider fake: what it means, and one message for what is wrong."""
+"""The configuration of provider fake: its meaning, and one message for an error."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_all_of_it() -> None:
         ("status: [{ip: x}]", "--config:1: status[0].ip: 'x' is not"),
         ("status: [{ip: 192.0.2.1, ipMode: vip}]", "--config:1: status[0].ipMode: unknown value 'vip'"),
         ("fail: [{op: make, error: e}]", "--config:1: fail[0].op: unknown value 'make'"),
-        ("fail: [{op: ensure}]", "--config:1: fail[0]: it says none of"),
+        ("fail: [{op: ensure}]", "--config:1: fail[0]: it has none of"),
         ("fail: [{op: ensure, error: e, times: 0}]", "--config:1: fail[0].times: 0 is not at least 1"),
         ("fail: [{op: ensure, retryAfterSeconds: -1}]", "--config:1: fail[0].retryAfterSeconds: -1 is not in"),
         ("delaySeconds: {get: 1}", "--config:1: delaySeconds.get: unknown value 'get'"),

@@ -1,4 +1,4 @@
-"""--controllers, as kube's controller managers read it."""
+"""--controllers, as in Kubernetes' controller managers."""
 
 from __future__ import annotations
 

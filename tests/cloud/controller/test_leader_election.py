@@ -1,4 +1,4 @@
-"""The Lease, with a clock that stands where the test puts it and a server that is a dictionary."""
+"""The Lease, with a controlled clock and a dictionary as the server."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_one_that_stands_still_is_taken_after_its_duration_as_the_observer
     mine, theirs = Clock(), Clock()
     one, two = candidate(server, "one", mine), candidate(server, "two", theirs)
     assert await one._try_once()
-    theirs.now += 1000  # it sees the record for the first time now
+    theirs.now += 1000  # it reads the record for the first time now
     assert not await two._try_once()
     theirs.now += 15
     assert not await two._try_once()
@@ -125,7 +125,7 @@ async def test_a_lease_that_was_given_back_is_free_at_once(server: Server) -> No
     assert not await two._try_once()
     await one._release()
     assert await two._try_once()
-    await one._release()  # it is another one's now
+    await one._release()  # another process has it now
     assert server.lease is not None
     assert server.lease["spec"]["holderIdentity"] == "two"
 

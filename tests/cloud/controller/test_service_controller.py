@@ -1,4 +1,4 @@
-"""What becomes of a sync that failed, with a clock that stands where the test puts it; the rest is tested before a real server."""
+"""Retries of a failed sync, with a controlled clock; the rest is tested with a real server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Informers:
 
 
 class Balancers(LoadBalancer):
-    """Raises what it is told to, one after the other."""
+    """Raises the given errors, in order."""
 
     def __init__(self) -> None:
         self.raises: list[Exception] = []

@@ -1,4 +1,4 @@
-"""The queue of keys, with a clock that stands where the test puts it."""
+"""The queue of keys, with a controlled clock."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_success(queue: W
         assert queue.take() == "a"
         queue.done("a")
     assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300]
-    assert queue.add_rate_limited("b") == 5  # each by itself
+    assert queue.add_rate_limited("b") == 5  # each separately
     queue.forget("a")
     assert queue.add_rate_limited("a") == 5
 

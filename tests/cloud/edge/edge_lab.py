@@ -67,14 +67,14 @@ class EdgeLab:
         return self
 
     async def end(self) -> None:
-        """As SIGKILL: nothing is said to the router."""
+        """As SIGKILL: no request to the router."""
         polling = self.provider._polling
         assert polling is not None
         polling.cancel()
         await asyncio.gather(polling, return_exceptions=True)
 
     async def ensure(self, found: dict[str, Any] | Service) -> Service:
-        """Ensure a Service, and write its status; return it as it is then."""
+        """Ensure a Service, and write its status; return the new Service."""
         service = found if isinstance(found, Service) else self.cluster.add(found)
         status = await self.balancers.ensure(CLUSTER, service, self.cluster.nodes)
         return self.cluster.set_status(service, status)
@@ -86,7 +86,7 @@ class EdgeLab:
         return await self.balancers.get(CLUSTER, service)
 
     async def held(self) -> list[HeldMapping]:
-        """Return what the router lists."""
+        """Return the router's list."""
         gateway = await self.balancers.keeper.connect()
         return sorted(await gateway.mappings(), key=lambda each: each.mapping.outside)
 
@@ -94,13 +94,13 @@ class EdgeLab:
         return [f"{each.mapping} {each.mapping.description}" for each in await self.held()]
 
     async def add_foreign(self, number: int, description: str = "game", client: str = OTHER) -> PortMapping:
-        """Make a mapping as another program would, on the other host or on this one."""
+        """Create a mapping as another program, on the other host or on this one."""
         mapping = PortMapping("TCP", number, client, 40000, description)
         await self._at_gateway(mapping, lambda gateway: gateway.add(mapping, 3600))
         return mapping
 
     async def forget(self, mapping: PortMapping) -> None:
-        """Remove a mapping behind the provider's back."""
+        """Remove a mapping without the provider."""
         await self._at_gateway(mapping, lambda gateway: gateway.remove(mapping))
 
     async def _at_gateway(self, mapping: PortMapping, call: Callable[[UpnpGateway], Awaitable[None]]) -> None:
@@ -115,7 +115,7 @@ class EdgeLab:
 
 
 def fetch(where: tuple[str, int]) -> str:
-    """Return what a server says, `refused` where there is none."""
+    """Return a server's answer, `refused` if there is none."""
     try:
         with socket.create_connection(where, 3) as client:
             return client.recv(100).decode()
@@ -126,12 +126,12 @@ def fetch(where: tuple[str, int]) -> str:
 
 
 async def ask(space: Namespace, number: int, host: str = WAN) -> str:
-    """Ask from another namespace."""
+    """Send a request from another namespace."""
     return await asyncio.to_thread(space.call, fetch, (host, number))
 
 
 async def serve(number: int) -> asyncio.Server:
-    """Serve a node port: say the client's address."""
+    """Serve a node port: answer with the client's address."""
 
     async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(str(writer.get_extra_info("peername")[0]).encode())

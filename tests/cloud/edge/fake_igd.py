@@ -1,4 +1,4 @@
-"""A UPnP router in memory, for faults that a real one does not make on demand. Only for those."""
+"""A UPnP router in memory, only for faults that a real one does not produce on demand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Key = tuple[str, str]  # protocol, external port
 
 
 class FakeIgd:
-    """`errors`: action -> code, or codes one after the other (0: it works); `raw`: action -> bytes in place of an answer."""
+    """`errors`: action -> code, or a sequence of codes (0: success); `raw`: action -> bytes in place of an answer."""
 
     def __init__(self) -> None:
         self.table: dict[Key, dict[str, str]] = {}
@@ -28,9 +28,9 @@ class FakeIgd:
         self.raw: dict[str, bytes] = {}
         self.hold: set[str] = set()  # actions that are never answered
         self.address = "203.0.113.5"
-        self.lease_s: int | None = None  # that it lists in place of what was asked for
+        self.lease_s: int | None = None  # listed in place of the requested ones
         self.description_length = 100
-        self.no_leases = 0  # the error of a lease that ends
+        self.no_leases = 0  # the error for a lease with an end
 
     async def start(self) -> None:
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)

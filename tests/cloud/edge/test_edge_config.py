@@ -1,4 +1,4 @@
-"""The configuration of provider edge: what it means, and one message for what is wrong."""
+"""The configuration of provider edge: its meaning, and one message for an error."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_all_of_it() -> None:
         ("gateway: https://192.168.1.1/", "1: gateway: 'https://192.168.1.1/' is no URL like http://"),
         ("poll: 5s\nnode: any", "2: node: unknown value 'any'; one of exact-one, self, first-ready is possible"),
         ("lease: 1y", "1: lease: '1y' is no time like"),
-        ("lease: 60s", "1: lease: '60s' is less than 90s (three times `poll`); 0 is for ever"),
+        ("lease: 60s", "1: lease: '60s' is less than 90s (three times `poll`); 0 is without an end"),
         ("poll: 1s\nlease: 20", "2: lease: 20 is less than 30s"),
         ("lease: 700000", "1: lease: '700000s' is not in 0s-604800s"),
         ("poll: 0s", "1: poll: '0s' is not in 1s-3600s"),
         ("externalIP: 2001:db8::1", "1: externalIP: '2001:db8::1' is not an IPv4 address"),
-        ("protocols: []", "1: protocols: at least one of upnp, nat-pmp is wanted"),
+        ("protocols: []", "1: protocols: at least one of upnp, nat-pmp is needed"),
         ("protocols:\n- upnp\n- pcp", "3: protocols[1]: unknown value 'pcp'; one of upnp, nat-pmp is possible"),
         ("protocols: [upnp, upnp]", "1: protocols[1]: 'upnp' is given twice"),
         ("acceptLabels: maybe", "1: acceptLabels: 'maybe' is not true or false"),

@@ -1,4 +1,4 @@
-"""Which Services get mappings, which node they lead to, and what `cloud plan` says of it."""
+"""Which Services get mappings, to which node, and the rows of `cloud plan`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What provider edge makes of a router's errors, and of routers that are slow, strange or hostile."""
+"""Provider edge with a router's errors, and with slow, unusual or hostile routers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOST = "192.0.2.101"
 
 
 class Lab:
-    """Balancers at a router in memory; polls come when a test says so."""
+    """Balancers at a router in memory; the test triggers polls."""
 
     def __init__(self, router: FakeIgd, config: str = "", nodes: tuple[str, ...] = ("n1",)) -> None:
         self.router, self.cluster, self.now = router, FakeCluster(nodes), 0.0
@@ -59,7 +59,7 @@ def play(body: Callable[[Lab], Awaitable[None]], config: str = "", nodes: tuple[
 def test_leases_without_end_where_there_are_no_others(code: int) -> None:
     async def body(lab: Lab) -> None:
         lab.router.no_leases = code
-        for number, calls in ((1, 2), (2, 3)):  # a lease is asked for once
+        for number, calls in ((1, 2), (2, 3)):  # a lease is requested once
             await lab.ensure(manifest(number, port("http", 80 + number, 30000 + number)))
             assert lab.router.table["TCP", str(80 + number)]["NewLeaseDuration"] == "0"
             assert lab.router.calls["AddPortMapping"] == calls
@@ -89,7 +89,7 @@ def test_failures_are_tried_again(code: int) -> None:
         lab.router.errors["AddPortMapping"] = [code]
         with pytest.raises(GatewayFailure, match=f"error {code}"):
             await lab.ensure(manifest(1))
-        assert lab.balancers.keeper.gateway is not None  # it answers: it is not searched anew
+        assert lab.balancers.keeper.gateway is not None  # it answers: no new search
         await lab.ensure(manifest(1))
         assert len(lab.router.table) == 1
 
@@ -101,7 +101,7 @@ def test_a_conflict_with_nothing_to_see(code: int) -> None:
     async def body(lab: Lab) -> None:
         lab.router.errors["AddPortMapping"] = code
         with pytest.raises(
-            Refusal, match="maps ports only to the host that asks, 127.0.0.1, not to 192.0.2.101"
+            Refusal, match="maps ports only to the requesting host, 127.0.0.1, not to 192.0.2.101"
         ) as found:
             await lab.ensure(manifest(1))
         assert found.value.reason == "PortConflict"
@@ -223,7 +223,7 @@ def test_a_private_address_is_said() -> None:
     [
         (b"HTTP/1.1 302 X\r\nLocation: http://192.0.2.9/d\r\n\r\n", "redirects"),
         (b"HTTP/1.1 200 X\r\n\r\n" + b"x" * (300 << 10), "larger than 256 KiB"),
-        (b"HTTP/1.1 200 X\r\n\r\n<root>", "no good XML"),
+        (b"HTTP/1.1 200 X\r\n\r\n<root>", "not valid XML"),
         (b'HTTP/1.1 200 X\r\n\r\n<!DOCTYPE a [<!ENTITY a "b">]><root/>', "document type"),
         (b"HTTP/1.1 404 X\r\n\r\n", "status 404"),
         (b"", "ends too soon"),
@@ -310,7 +310,7 @@ def test_a_list_that_repeats_an_entry_ends_there() -> None:
 
 
 def test_a_list_that_takes_too_long_keeps_no_finalizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entries that were read in time count; the Service goes, and its mapping with it."""
+    """The entries that were read in time count; the Service is deleted with its mapping."""
     monkeypatch.setattr(upnp_gateway, "LIST_S", 0.5)
 
     async def body(lab: Lab) -> None:
@@ -331,7 +331,7 @@ SPECIAL = ["127.0.0.1", "169.254.169.254", "224.0.0.1", "239.1.2.3", "255.255.25
 @pytest.mark.parametrize("address", [*SPECIAL, "10.96.0.1", "10.96.0.200", "192.0.2.101", "10.244.3.7"])
 @pytest.mark.parametrize("config", ["", "hairpin: true\n", "externalAddresses: [0.0.0.0/0]\n"])
 def test_an_address_that_no_router_may_report_is_in_no_status(address: str, config: str) -> None:
-    """Special ones, a node's, those of pods and of the service range, whatever is allowed."""
+    """Special ones, a node's, those of pods and of the service range, also if the configuration allows them."""
 
     async def body(lab: Lab) -> None:
         node = lab.cluster._nodes["n1"]
@@ -346,10 +346,10 @@ def test_an_address_that_no_router_may_report_is_in_no_status(address: str, conf
         had = lab.cluster.set_status(service, LoadBalancerStatus((Ingress(ip=address),)))
         with pytest.raises(Refusal) as caught:
             await lab.ensure(had)
-        assert caught.value.status == LoadBalancerStatus()  # it is taken out
+        assert caught.value.status == LoadBalancerStatus()  # it is removed
         lab.router.address = "203.0.113.9"
         await lab.poll()
-        assert lab.cluster.synced == ["shop/web-1"]  # looked at again
+        assert lab.cluster.synced == ["shop/web-1"]  # checked again
         await lab.ensure(had)
 
     play(body, config)
@@ -444,7 +444,7 @@ def test_two_services_at_once_want_one_port() -> None:
 
 
 def test_a_mapping_that_a_poll_looks_at_while_it_goes() -> None:
-    """Deleted and polled at the same moment: it does not come back."""
+    """Deleted and polled at the same time: it is not created again."""
 
     async def body(lab: Lab) -> None:
         for number in range(1, 8):
@@ -496,7 +496,7 @@ def test_a_router_that_lists_nothing() -> None:
 def test_what_an_earlier_process_made_of_other_ports_goes_with_the_service() -> None:
     async def body(lab: Lab) -> None:
         gateway = await lab.balancers.keeper.connect()
-        for number, client in ((8080, HOST), (8081, "192.0.2.77")):  # the latter is no node of ours
+        for number, client in ((8080, HOST), (8081, "192.0.2.77")):  # the latter is not a node of the cluster
             await gateway.add(PortMapping("TCP", number, client, 30001, "kubernetes/shop/web-1/old"), 0)
         await lab.balancers.ensure_deleted(CLUSTER, lab.cluster.add(manifest(1)))
         assert list(lab.router.table) == [("TCP", "8081")]
@@ -539,7 +539,7 @@ def test_is_not_of_this_cluster() -> None:
             PortMapping("TCP", 2, HOST, 1, "kubernetes/shop"),
             PortMapping("TCP", 3, HOST, 1, "kubernetes/shop/web-1/http/x"),
             PortMapping("TCP", 4, HOST, 1, ""),
-            PortMapping("TCP", 6, "192.0.2.77", 1, "kubernetes/shop/gone/http"),  # no node of ours
+            PortMapping("TCP", 6, "192.0.2.77", 1, "kubernetes/shop/gone/http"),  # not a node of the cluster
         ]
         gateway = await lab.balancers.keeper.connect()
         for mapping in [*theirs, PortMapping("TCP", 5, HOST, 1, "kubernetes/shop/gone/http")]:

@@ -1,4 +1,4 @@
-"""Provider edge at a real miniupnpd: what it lists, what an outside client meets, and restarts of both."""
+"""Provider edge with a real miniupnpd: its list, the results of an outside client, and restarts of both."""
 
 from __future__ import annotations
 
@@ -89,9 +89,7 @@ def test_upnp_off_leaves_nat_pmp(router: Router) -> None:
         async with await serve(30001):
             await lab.ensure(manifest(1))
             assert await ask(router.outside, 80) == "11.0.0.2"
-            await asyncio.sleep(
-                5
-            )  # a router that restarts sooner cannot be told from one whose clock is slow (RFC 6886 3.6)
+            await asyncio.sleep(5)  # a router that restarts sooner looks like one with a slow clock (RFC 6886 3.6)
             router.kill()
             router.start(upnp=False)
             await until_answered(router)
@@ -114,7 +112,7 @@ def test_ports_come_and_go_alone(router: Router) -> None:
         await lab.ensure(manifest(1, *ports[:2]))
         assert len(await lab.held()) == 2
         assert router.changes() == {"AddPortMapping": 3, "DeletePortMapping": 1}
-        # another node port: in place; another name: the description has to go with it
+        # another node port: in place; another name: the description changes too
         await lab.ensure(manifest(1, port("http", 80, 30081), ports[1]))
         assert router.changes() == {"AddPortMapping": 4, "DeletePortMapping": 1}
         await lab.ensure(manifest(1, port("web", 81, 30081), port("name", 53, 30053)))
@@ -127,7 +125,7 @@ def test_ports_come_and_go_alone(router: Router) -> None:
 
 
 def test_another_node(router: Router) -> None:
-    """The router does not change the client in place: the mapping goes and comes."""
+    """The router does not change the client in place: the mapping is removed and added."""
     router.kill()
     router.start(secure=False)
 
@@ -233,13 +231,15 @@ def test_a_lease_is_renewed_at_its_half(router: Router) -> None:
 
 
 def test_a_process_that_was_killed(router: Router) -> None:
-    """The next one removes what nobody asks for any more, and touches nothing else."""
+    """The next one removes mappings that no Service requests any more, and changes nothing else."""
 
     async def body(lab: EdgeLab) -> None:
         for number in (1, 2, 3, 4):
             await lab.ensure(manifest(number, port("http", 8000 + number, 30000 + number)))
         await lab.add_foreign(80)
-        await lab.add_foreign(81, "kubernetes/shop/web-9/http")  # of another cluster of this name: no node of ours
+        await lab.add_foreign(
+            81, "kubernetes/shop/web-9/http"
+        )  # of another cluster with this name: not a node of this one
         await lab.end()
         lab.cluster.remove(lab.cluster.add(manifest(1)))
         lab.cluster.add(manifest(2, port("http", 8012, 30002)))
@@ -252,7 +252,7 @@ def test_a_process_that_was_killed(router: Router) -> None:
         assert [text.split()[-1] for text in await other.texts()] == [
             "game",
             "kubernetes/shop/web-9/http",
-            "kubernetes/shop/web-3/http",  # it keeps what it has, and more is refused
+            "kubernetes/shop/web-3/http",  # it keeps its mappings, and more are refused
             "kubernetes/shop/web-4/http",
         ]
         assert router.changes()["AddPortMapping"] == before
@@ -277,7 +277,7 @@ def test_the_annotation_goes(router: Router) -> None:
         assert found.value.status is not None
         assert found.value.status.ingress == ()
         assert await lab.held() == []
-        # a process that knows nothing deletes what the router has of the Service
+        # a new process deletes the router's mappings of the Service
         await lab.ensure(manifest(1))
         service = lab.cluster.add(manifest(1, annotations={}))
         await lab.end()
@@ -322,7 +322,7 @@ def test_a_private_wan_address(router: Router) -> None:
     router.set_wan("100.64.0.1")
 
     async def body(lab: EdgeLab) -> None:
-        with pytest.raises(Exception, match="has no WAN address, or does not say it because it is private"):
+        with pytest.raises(Exception, match="has no WAN address, or does not report a private one"):
             await lab.ensure(manifest(1))
         lab.cluster.synced.clear()
         router.set_wan(WAN)
@@ -360,7 +360,7 @@ BOTH = f"gateway: {Router.url}\npoll: 1s\nlease: 60s\n"
 
 
 def restart(router: Router, *, upnp: bool) -> None:
-    """End the program alone and start it again: what it mapped stays in the kernel and in its lease file."""
+    """End only the program and restart it: its mappings stay in the kernel and in its lease file."""
     assert router.process is not None
     router.process.kill()
     router.process.wait()
@@ -368,7 +368,7 @@ def restart(router: Router, *, upnp: bool) -> None:
 
 
 def test_upnp_is_used_again_when_it_answers_again(router: Router) -> None:
-    """A mapping that was made by NAT-PMP meanwhile becomes one of UPnP, and goes with its Service."""
+    """A mapping created by NAT-PMP in the meantime becomes one of UPnP, and is deleted with its Service."""
     restart(router, upnp=False)
 
     async def body(lab: EdgeLab) -> None:
@@ -432,7 +432,7 @@ def test_a_mapping_by_upnp_goes_with_its_service_after_nat_pmp_was_used(router: 
     async def body(lab: EdgeLab) -> None:
         async with await serve(30001):
             service = await lab.ensure(manifest(1))
-            await lab.end()  # no more polls: the removal itself asks by UPnP
+            await lab.end()  # no more polls: the removal itself uses UPnP
             restart(router, upnp=False)
             lab.balancers.keeper.lose()
             assert (await lab.balancers.keeper.connect()).protocol == "nat-pmp"

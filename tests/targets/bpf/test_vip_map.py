@@ -1,4 +1,4 @@
-"""Entries of lb_vip: written at once, their end moved on, taken over from an earlier agent."""
+"""Entries of lb_vip: written at once, their expiry extended, taken over from an earlier agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lbagent.targets.bpf.vip_map import FORMER_LEADER_MAP, MAP, NS, VipMap, read
 
 V4, V6 = parse_ip("10.0.0.9"), parse_ip("fd00::9")
 MAC, OTHER = b"\2\0\0\0\0\1", b"\2\0\0\0\0\2"
-NO_DEVICE = 999_999  # what a device takes is no matter here
+NO_DEVICE = 999_999  # filters of devices do not matter here
 
 
 def untils(maps: MemoryMaps) -> dict[bytes, float]:
@@ -61,7 +61,7 @@ def test_entries_end_by_themselves_when_nothing_is_written_for_so_long() -> None
     written.write({(NO_DEVICE, V4): MAC}, 100.0)
     written.write({(NO_DEVICE, V4): MAC, (NO_DEVICE, V6): MAC}, 102.0)  # the first one ends first
     assert [written.has_ended(now) for now in (129.9, 130.0)] == [False, True]
-    written.restart_grace_s = 8.0  # another file: what is written holds for as long as it said
+    written.restart_grace_s = 8.0  # another file: written entries keep their expiry
     assert not written.has_ended(129.9)
     written.write({}, 131.0)
     assert not written.has_ended(1000.0)

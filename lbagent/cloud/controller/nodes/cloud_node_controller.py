@@ -1,6 +1,6 @@
 """Initialises Nodes that wait for a cloud controller with the provider's data; updates the addresses of all periodically.
 
-The taint goes last: a Node that has none of it has its addresses, labels and providerID. Source: k8s.io/cloud-provider,
+The taint is removed last: a Node without it has its addresses, labels and providerID. Source: k8s.io/cloud-provider,
 controllers/node/node_controller.go (behaviour).
 """
 
@@ -25,12 +25,12 @@ from lbagent.objects.records import ObjectChange
 
 log = logging.getLogger(__name__)
 COMPONENT = "cloud-node-controller"
-OUTDATED_S = 0.2  # until a Node that changed meanwhile is read again
+OUTDATED_S = 0.2  # until a Node that changed in the meantime is read again
 WriteEvent = Callable[[Node, str, str, bool], None]  # Node, reason, text, whether it is a warning
 
 
 class CloudNodeController:
-    """Initialises Nodes, and keeps their addresses; `period_s` is between two updates of these."""
+    """Initialises Nodes, and updates their addresses every `period_s` seconds."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class CloudNodeController:
     ) -> None:
         self._instances, self._informers, self._writer, self._queue = instances, informers, writer, queue
         self._write_event, self._period_s, self._workers = write_event, period_s, workers
-        self._not_refreshed = Failures("the addresses of a Node are not known")
+        self._not_refreshed = Failures("the addresses of a Node are unknown")
 
     def take(self, changes: Sequence[ObjectChange]) -> None:
-        """Take changes of Nodes."""
+        """Queue changed Nodes."""
         for change in changes:
             if isinstance(change.new, WatchedNode) and _has_work(change.new.record):
                 self._queue.add(change.key)
@@ -64,7 +64,7 @@ class CloudNodeController:
                 await asyncio.sleep(self._period_s)
 
     async def _look_at_all(self) -> None:
-        """Write other addresses of initialised Nodes; what is not initialised yet is tried again."""
+        """Write changed addresses of initialised Nodes; retry Nodes that are not initialised."""
         nodes = [node.record for node in self._informers.nodes()]
         for node in filter(_has_work, nodes):
             self._queue.add(node.name)
@@ -110,17 +110,17 @@ class CloudNodeController:
     async def _initialise(self, node: Node) -> None:
         metadata = await answer_of(self._instances.metadata(node))
         if metadata is None:
-            log.info("the provider passes a Node over", extra={"node": node.name})
+            log.info("the provider ignores a Node", extra={"node": node.name})
             return
         if not (metadata.provider_id or node.provider_id):
-            raise LbError("the provider names no providerID")  # it could never be set later
+            raise LbError("the provider returned no providerID")  # it could never be set later
         await self._set_addresses(node, metadata)
         if await self._writer.edit(node, lambda raw: node_rules.initialising_patch(raw, metadata)):
             log.info("a Node is initialised", extra={"node": node.name, "provider_id": metadata.provider_id})
             self._write_event(node, "Synced", "Node synced successfully", False)
 
     async def _set_addresses(self, node: Node, metadata: InstanceMetadata) -> None:
-        """Write the addresses of the machine if the Node has others. Raises LbError where its kubelet was given a foreign one."""
+        """Write the addresses of the machine if the Node's differ. Raises LbError if its kubelet was given a foreign one."""
         try:
             wanted = node_rules.wanted_addresses(node, metadata.addresses)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Which controllers of Nodes run: those that the provider has a part for, and --controllers lets run."""
+"""Which controllers of Nodes run: those for which the provider has a part, and which --controllers enables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class NodeControllers:
         self._writer = NodeWriter(client, informers, may_write, write_s)
 
     async def run(self, provider: CloudProvider) -> None:
-        """Run what there is to run, until cancelled; Services and Nodes were listed before."""
+        """Run the controllers until cancelled; Services and Nodes were listed before."""
         running: list[Running] = []
         if (instances := instances_of(provider)) is not None:
             if self._settings.runs(CLOUD_NODE):
@@ -83,7 +83,7 @@ class NodeControllers:
     def _routes(self, routes: Routes) -> list[Running]:
         settings = self._settings
         if not settings.cluster_cidrs:
-            log.warning("no routes are made: --cluster-cidr does not say which are the cluster's")
+            log.warning("no routes are created: --cluster-cidr is not given")
             return []
         events, write_event = self._events(route_controller.COMPONENT)
         controller = RouteController(

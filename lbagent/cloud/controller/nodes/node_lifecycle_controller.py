@@ -22,12 +22,12 @@ from lbagent.objects.decode.decode_pod import SHUT_DOWN
 
 log = logging.getLogger(__name__)
 COMPONENT = "cloud-node-lifecycle-controller"
-LOOKS = 2  # in a row, at which an instance does not exist
+LOOKS = 2  # consecutive checks without the instance
 WriteEvent = Callable[[Node, str, str, bool], None]
 
 
 class NodeLifecycleController:
-    """Looks at every Node each `period_s` seconds; the provider has `call_s` for an answer."""
+    """Checks every Node each `period_s` seconds; the provider has `call_s` for an answer."""
 
     def __init__(
         self,
@@ -41,17 +41,17 @@ class NodeLifecycleController:
     ) -> None:
         self._instances, self._informers, self._writer = instances, informers, writer
         self._write_event, self._period_s, self._call_s = write_event, period_s, call_s
-        self._absent: dict[str, int] = {}  # uid -> looks in a row at which its instance did not exist
-        self._not_known = Failures("a Node that is not ready was not looked after")
+        self._absent: dict[str, int] = {}  # uid -> consecutive checks without its instance
+        self._not_known = Failures("the check of a Node that is not ready failed")
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(self._period_s)
 
     async def look(self) -> None:
-        """Look at every Node once."""
+        """Check every Node once."""
         nodes = {node.record.name: node.record for node in self._informers.nodes()}
         uids = {node.uid for node in nodes.values()}
         self._absent = {uid: looks for uid, looks in self._absent.items() if uid in uids}
@@ -67,7 +67,7 @@ class NodeLifecycleController:
             return
         exists = await answer_of(self._instances.exists(node), self._call_s)
         if not isinstance(exists, bool):
-            raise LbError(f"the provider answered {exists!r}")
+            raise LbError(f"the provider returned {exists!r}")
         if not exists:
             self._absent[node.uid] = looks + 1
             if looks + 1 >= LOOKS:
@@ -77,7 +77,7 @@ class NodeLifecycleController:
             log.info("a Node's machine is off", extra={"node": node.name})
 
     async def _delete(self, node: Node, *, is_first: bool) -> None:
-        """Delete a Node, unless it is ready by now, or changes at this moment."""
+        """Delete a Node, unless it is ready now, or changes at the same time."""
         found = self._informers.node(node.name)
         if found is None or found.record.uid != node.uid or found.record.ready:
             return

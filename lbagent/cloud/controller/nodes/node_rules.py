@@ -1,4 +1,4 @@
-"""What a Node gets from the provider's data of its machine. Pure: JSON of a Node in, patches out.
+"""The patches of a Node that follow from the provider's data of its machine. Pure: JSON of a Node in, patches out.
 
 Source: k8s.io/cloud-provider, controllers/node/node_controller.go and node/helpers/address.go (behaviour).
 """
@@ -19,7 +19,7 @@ UNINITIALIZED = "node.cloudprovider.kubernetes.io/uninitialized"  # a taint: its
 PROVIDED_IP = "alpha.kubernetes.io/provided-node-ip"  # an annotation: its kubelet's --node-ip
 HOST_NAME = "HostName"
 SHUT_DOWN_TAINT: Mapping[str, str] = {"key": SHUT_DOWN, "effect": "NoSchedule"}
-_LABELS = {  # each with its older name, which is set, too, and counts where the two differ
+_LABELS = {  # each with its older name, which is set too, and wins where the two differ
     "instance_type": ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type"),
     "zone": ("topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone"),
     "region": ("topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region"),
@@ -28,7 +28,7 @@ _KUBERNETES = re.compile(r"(^|\.)(kubernetes|k8s)\.io/")
 
 
 def initialising_patch(raw: Obj, metadata: InstanceMetadata) -> Obj | None:
-    """Return what makes an initialised Node of this one; None: it is one already. A providerID that is there stays."""
+    """Return the patch that initialises a Node; None: it is initialised. An existing providerID stays."""
     spec = raw.get("spec", {})
     rest = [taint for taint in spec.get("taints") or () if taint["key"] != UNINITIALIZED]
     if len(rest) == len(spec.get("taints") or ()):
@@ -41,7 +41,7 @@ def initialising_patch(raw: Obj, metadata: InstanceMetadata) -> Obj | None:
 
 
 def wanted_labels(metadata: InstanceMetadata, there: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels to set. Additional ones may be of no Kubernetes namespace, and replace none that is there."""
+    """Return the labels to set. Additional ones in Kubernetes' namespaces are dropped, and none replaces an existing label."""
     found = {name: text for field, names in _LABELS.items() for name in names if (text := getattr(metadata, field))}
     more = {key: text for key, text in metadata.additional_labels if not _KUBERNETES.search(key) and key not in there}
     return more | found
@@ -53,10 +53,10 @@ def outdated_labels(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def wanted_addresses(node: Node, found: Addresses) -> Addresses:
-    """Return the addresses that a Node is to have; () where the provider has none: it keeps its own.
+    """Return the addresses of a Node; () if the provider has none: it keeps its own.
 
-    Its HostName stays where the provider names none. Raises ValueError where its kubelet was given an address that the
-    machine has not.
+    Its HostName stays if the provider returns none. Raises ValueError if its kubelet was given an address that the machine
+    does not have.
     """
     if not found:
         return ()
@@ -67,13 +67,13 @@ def wanted_addresses(node: Node, found: Addresses) -> Addresses:
 
 
 def _preferring(provided: str, found: Addresses) -> Addresses:
-    """Return the addresses with those that a kubelet was given first; of their types there are no others then."""
+    """Return the addresses, those given to the kubelet first; other addresses of the same type are left out."""
     first: list[tuple[str, str]] = []
     for text in provided.split(","):
         try:
             wanted = ipaddress.ip_address(text.strip())
         except ValueError:
-            raise ValueError(f"annotation {PROVIDED_IP}: {text!r} is no address") from None
+            raise ValueError(f"annotation {PROVIDED_IP}: {text!r} is not an address") from None
         matching = [each for each in found if _ip(each[1]) == wanted]
         if not matching:
             raise ValueError(f"annotation {PROVIDED_IP}: the machine has no address {wanted}")
@@ -90,7 +90,7 @@ def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def addresses_patch(raw: Obj, wanted: Addresses) -> Obj | None:
-    """Return what gives a Node these addresses; None: it has them. Their order counts: the first one is the Node's."""
+    """Return the patch that sets these addresses; None: the Node has them. Their order matters: the first one is the Node's."""
     there = raw.get("status", {}).get("addresses") or ()
     if tuple((each["type"], each["address"]) for each in there) == wanted:
         return None
@@ -98,9 +98,9 @@ def addresses_patch(raw: Obj, wanted: Addresses) -> Obj | None:
 
 
 def shut_down_patch(raw: Obj, *, off: bool) -> Obj | None:
-    """Return what puts the taint of a machine that is off on a Node, or takes it away; None: it is so already, or it is ready."""
+    """Return the patch that adds or removes the taint of a machine that is off; None: nothing to change, or the Node is ready."""
     if off and any(each["type"] == "Ready" and each["status"] == "True" for each in _conditions(raw)):
-        return None  # by now: the provider was called before
+        return None  # it became ready after the call of the provider
     taints = raw.get("spec", {}).get("taints") or []
     rest = [taint for taint in taints if (taint["key"], taint["effect"]) != tuple(SHUT_DOWN_TAINT.values())]
     if off == (len(rest) < len(taints)):

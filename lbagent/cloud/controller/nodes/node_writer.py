@@ -1,6 +1,7 @@
-"""What the controllers write to Nodes, and how one is deleted. A write is made for one Node: its uid, mostly its version.
+"""Writes and deletes Nodes for the controllers. A write is for one uid, and mostly for one version.
 
-Lists without a key (taints, addresses) are written whole, so a Node is read again before; another version is refused (409).
+Lists without a key (taints, addresses) are written in full, so the Node is read again before; the server refuses another version
+(409).
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ class NodeWriter:
         self._client, self._informers, self._may_write, self._silence_s = client, informers, may_write, silence_s
 
     async def edit(self, node: Node, change: Callable[[Obj], Obj | None], part: str = "") -> bool:
-        """Apply a patch that follows from the Node as it is now (None: nothing to do); return whether one was written.
+        """Apply a patch that is computed from the present Node (None: nothing to do); return whether one was written.
 
-        One that the server did without saying so counts. `part` is `/status` or ''. Raises Outdated, NotLeading, and what the
-        client raises.
+        A write that the server did without an answer counts. `part` is `/status` or ''. Raises Outdated, NotLeading, and the
+        client's errors.
         """
-        is_unknown = False  # whether an earlier try was done
+        is_unknown = False  # whether an earlier attempt was applied
 
         async def once() -> bool:
             nonlocal is_unknown
@@ -75,7 +76,7 @@ class NodeWriter:
         await self._until_answered(once)
 
     async def delete(self, node: Node, version: str) -> None:
-        """Delete a Node as long as it is at this version. Raises what `edit` does."""
+        """Delete a Node if it has this version. Raises what `edit` does."""
         preconditions = {"uid": node.uid, "resourceVersion": version}
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
 
@@ -98,11 +99,11 @@ class NodeWriter:
         except (*DECODING_ERRORS, KeyError, TypeError) as error:
             raise UnreadableAnswer(f"Node {node.name} cannot be read: {decoding_problem(error)}") from None
         if uid != node.uid:
-            raise Outdated(f"Node {node.name} is another one by now")
+            raise Outdated(f"Node {node.name} was replaced by another one")
         return raw
 
     async def _until_answered(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Send a request until the server has answered. Raises Outdated for a Node that is gone."""
+        """Send a request until the server has answered. Raises Outdated for a deleted Node."""
         try:
             return await until_answered(request, self._may_write)
         except ApiError as error:

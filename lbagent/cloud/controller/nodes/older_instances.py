@@ -1,4 +1,4 @@
-"""Instances and Zones, the older parts of a provider, as InstancesV2: the controllers of Nodes use only that one.
+"""Adapts Instances and Zones, the older parts of a provider, to InstancesV2, the only one that the controllers of Nodes use.
 
 Source: k8s.io/cloud-provider, getInstanceMetadata and node_lifecycle_controller.go (behaviour).
 """
@@ -26,13 +26,13 @@ def instances_of(provider: CloudProvider) -> InstancesV2 | None:
 
 
 class OlderInstances(InstancesV2):
-    """The older parts; calls by name where the provider id is not supported."""
+    """The older parts; calls by name if the provider id is not supported."""
 
     def __init__(self, provider_name: str, instances: Instances, zones: Zones | None) -> None:
         self._provider_name, self._instances, self._zones = provider_name, instances, zones
 
     async def exists(self, node: Node) -> bool:
-        """Return whether the instance is there; InstanceNotFound for a name is a clear answer, too."""
+        """Return whether the instance exists; InstanceNotFound for a name is a definite answer too."""
         try:
             provider_id = await self._provider_id(node)
         except InstanceNotFound:
@@ -40,14 +40,14 @@ class OlderInstances(InstancesV2):
         return await self._instances.exists_by_provider_id(provider_id)
 
     async def is_shut_down(self, node: Node) -> bool:
-        """Return whether the instance is off; False where the provider cannot tell."""
+        """Return whether the instance is off; False if the provider does not support the call."""
         try:
             return await self._instances.is_shut_down_by_provider_id(await self._provider_id(node))
         except (InstanceNotFound, NotSupported):
             return False
 
     async def metadata(self, node: Node) -> InstanceMetadata:
-        """Return what is known of the instance."""
+        """Return the data of the instance."""
         provider_id, instances, zone = await self._provider_id(node), self._instances, Zone()
         addresses = await _either(instances.addresses_by_provider_id, provider_id, instances.addresses, node.name)
         kind = await _either(instances.instance_type_by_provider_id, provider_id, instances.instance_type, node.name)

@@ -1,4 +1,4 @@
-"""Calls of a provider's parts: with an end, some at a time, and none that ends the others."""
+"""Calls of a provider's parts: with a timeout and limited concurrency; a failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lbagent.errors import LbError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-CALL_S = 30.0  # a provider without an answer for so long has failed
+CALL_S = 30.0  # timeout of a call
 MAX_CONCURRENT_CALLS = 10
 
 
 async def answer_of(call: Awaitable[T], within_s: float = CALL_S) -> T:
-    """Return what a provider answers. Raises LbError when that takes too long, and what the provider raises."""
+    """Return a provider's answer. Raises LbError after the timeout, and the provider's errors."""
     try:
         async with asyncio.timeout(within_s) as limit:
             return await call
@@ -27,34 +27,34 @@ async def answer_of(call: Awaitable[T], within_s: float = CALL_S) -> T:
 
 
 class Failures:
-    """What failed of a kind of work, by name: the same error of the same one is logged once, until it worked."""
+    """Failures of one kind of work, by name: a repeated error is logged once, until the work succeeds."""
 
     def __init__(self, sentence: str) -> None:
         self._sentence = sentence
         self._texts: dict[str, str] = {}
 
     def is_known(self, name: str, error: Exception) -> bool:
-        """Return whether the last try failed in the same way."""
+        """Return whether the last attempt failed with the same error."""
         return self._texts.get(name) == _text(error)
 
     def add(self, name: str, error: Exception) -> None:
-        """Log an error that is not known."""
+        """Log a new error."""
         if not self.is_known(name, error):
             trace = None if isinstance(error, LbError) else error
             log.warning(self._sentence, extra={"subject": name, "error": _text(error)}, exc_info=trace)
         self._texts[name] = _text(error)
 
     def forget(self, name: str) -> None:
-        """Take note that it worked."""
+        """Record a success."""
         self._texts.pop(name, None)
 
     def keep(self, names: set[str]) -> None:
-        """Forget all but these."""
+        """Remove all except these."""
         self._texts = {name: text for name, text in self._texts.items() if name in names}
 
 
 async def for_each(every: Mapping[str, T], work: Callable[[T], Awaitable[None]], failures: Failures) -> None:
-    """Do something for each, by its name, some at a time; what fails is left for the next time."""
+    """Call a function for each item with limited concurrency; failures are left for the next time."""
     places = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
 
     async def one(name: str, each: T) -> None:

@@ -1,7 +1,7 @@
-"""Makes and removes the routes to the pods of Nodes, and sets each Node's condition NetworkUnavailable by its own route.
+"""Creates and removes the routes to the pods of Nodes, and sets each Node's condition NetworkUnavailable by its own route.
 
-A provider that cannot list its routes changes nothing, and neither does a server without any Node. Source:
-k8s.io/cloud-provider, controllers/route/route_controller.go (behaviour); KEP-5237 (a change of Nodes is handled sooner).
+If the provider cannot list its routes, or the server has no Node, nothing is changed. Source: k8s.io/cloud-provider,
+controllers/route/route_controller.go (behaviour); KEP-5237 (a change of Nodes is handled sooner).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WriteEvent = Callable[[Node, str, str, bool], None]
 
 
 class RouteController:
-    """Makes the routes of a cluster those of its Nodes, every `period_s` seconds and after changes of Nodes."""
+    """Matches the routes of a cluster to its Nodes, every `period_s` seconds and after changes of Nodes."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class RouteController:
         self._cluster, self._cluster_cidrs, self._period_s = cluster, cluster_cidrs, period_s
         self._may_write = may_write
         self._changed = asyncio.Event()
-        self._not_listed = Failures("the routes are not known")
-        self._not_deleted, self._not_made = Failures("a route was not deleted"), Failures("a route was not made")
+        self._not_listed = Failures("the routes cannot be listed")
+        self._not_deleted, self._not_made = Failures("a route was not deleted"), Failures("a route was not created")
         self._not_told = Failures("a Node's condition was not written")
 
     async def run(self) -> None:
@@ -72,12 +72,12 @@ class RouteController:
                     await asyncio.sleep(CHANGE_DEBOUNCE_S)
 
     def take(self, changes: Sequence[ObjectChange]) -> None:
-        """Take changes of Nodes."""
+        """Queue a check after changes of Nodes."""
         if any(change.kind == "Node" and _counts(change) for change in changes):
             self._changed.set()
 
     async def sync(self) -> None:
-        """Look at all routes once."""
+        """Check all routes once."""
         routes = await answer_of(self._routes.list(self._cluster))
         nodes = [node.record for node in self._informers.nodes()]
         if not nodes or not self._may_write():
@@ -93,7 +93,7 @@ class RouteController:
         log.info("a route was deleted", extra={"destination": route.destination, "node": route.target_node})
 
     async def _create(self, plan: RoutePlan) -> set[str]:
-        """Make the routes that are missing; return the names of the Nodes that lack one."""
+        """Create the missing routes; return the names of the Nodes that lack one."""
         failed: set[str] = set()
 
         async def one(pair: tuple[Node, Route]) -> None:
@@ -106,7 +106,7 @@ class RouteController:
                     text = f"Could not create route {node.uid} {route.destination} for node {node.name}: {error}"
                     self._write_event(node, "FailedToCreateRoute", text, True)
                 raise
-            log.info("a route was made", extra={"destination": route.destination, "node": node.name})
+            log.info("a route was created", extra={"destination": route.destination, "node": node.name})
 
         await for_each({_name(pair[1]): pair for pair in plan.created}, one, self._not_made)
         return failed
@@ -121,7 +121,7 @@ class RouteController:
 
 
 def _name(route: Route) -> str:
-    """Return what a message calls a route; a blackhole beside a route to the same place is another one."""
+    """Return the name of a route in messages; a blackhole to the same destination is a different route."""
     return f"{route.destination} of {route.target_node}" + (" (blackhole)" if route.blackhole else "")
 
 

@@ -1,4 +1,4 @@
-"""Which routes to pods are missing and which are too many. Pure: no calls of a provider.
+"""Which routes to pods are missing and which are superfluous. Pure: no calls of a provider.
 
 Source: k8s.io/cloud-provider, controllers/route/route_controller.go (behaviour).
 """
@@ -17,7 +17,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class RoutePlan(Struct, frozen=True):
-    """What is to be done: deletions first. `told` are the Nodes whose condition gets the result."""
+    """The changes: deletions first. `told` are the Nodes whose condition gets the result."""
 
     deleted: tuple[Route, ...] = ()
     created: tuple[tuple[Node, Route], ...] = ()
@@ -25,7 +25,7 @@ class RoutePlan(Struct, frozen=True):
 
 
 def plan_routes(nodes: Sequence[Node], routes: Sequence[Route], cluster_cidrs: Sequence[Network]) -> RoutePlan:
-    """Return what makes the routes those of the Nodes' pod CIDRs; routes outside of the cluster's CIDRs are not touched."""
+    """Return the changes that match the routes to the Nodes' pod CIDRs; routes outside the cluster's CIDRs are not changed."""
     wanted = {(node.name, _network(cidr)): node for node in nodes for cidr in node.pod_cidrs}
     kept: set[tuple[str, Network | None]] = set()
     deleted: list[Route] = []
@@ -48,7 +48,7 @@ def plan_routes(nodes: Sequence[Node], routes: Sequence[Route], cluster_cidrs: S
 
 
 def parse_cluster_cidrs(text: str) -> tuple[Network, ...]:
-    """Read `CIDR[,CIDR]`, the ranges of the cluster's pods; '' is none. Raises ValueError."""
+    """Parse `CIDR[,CIDR]`, the ranges of the cluster's pods; '' is none. Raises ValueError."""
     return tuple(ipaddress.ip_network(each.strip()) for each in text.split(",")) if text else ()
 
 
@@ -62,7 +62,7 @@ def _leads_to(route: Route, node: Node) -> bool:
 
 
 def _is_of(route: Route, cluster_cidrs: Sequence[Network]) -> bool:
-    """Return whether the first or the last address of a route is the cluster's."""
+    """Return whether the first or the last address of a route is in the cluster's ranges."""
     network = _network(route.destination)
     if network is None:
         return False

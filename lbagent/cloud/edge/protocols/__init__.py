@@ -1,4 +1,4 @@
 """The protocols of routers: SSDP, device descriptions and SOAP (UPnP IGD), NAT-PMP.
 
-Import `port_mapping.py` for the `Gateway` interface and its errors. Nothing here knows Services; answers are untrusted and bounded.
+Import `port_mapping.py` for the `Gateway` interface and its errors. Services are not here; answers are untrusted and bounded.
 """

@@ -1,4 +1,4 @@
-"""XML of a stranger: no document type, no entities, bounds on depth and size. Names without their namespaces."""
+"""Parses untrusted XML: no document type, no entities, bounds on depth and size. Names are without namespaces."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ MAX_ELEMENTS = 5000
 
 
 class BadXml(ValueError):
-    """The text is no XML, or beyond a bound."""
+    """The text is not XML, or exceeds a bound."""
 
 
 class Element(Struct):
-    """An element; `text` is what stands directly in it, without blanks around it."""
+    """An element; `text` is its own text, stripped."""
 
     name: str
     text: str = ""
     children: list[Element] = field(default_factory=list)
 
     def child(self, name: str) -> Element | None:
-        """Return the first child of a name."""
+        """Return the first child with a name."""
         return next((each for each in self.children if each.name == name), None)
 
     def text_of(self, name: str) -> str:
-        """Return the text of the first child of a name, '' without one."""
+        """Return the text of the first child with a name, '' without one."""
         found = self.child(name)
         return found.text if found else ""
 
     def every(self, name: str) -> Iterator[Element]:
-        """Iterate over the elements of a name below this one, in their order."""
+        """Iterate over the descendants with a name, in document order."""
         for each in self.children:
             if each.name == name:
                 yield each
@@ -56,7 +56,7 @@ def parse_xml(data: bytes) -> Element:
         parser.Parse(data, True)
     except expat.ExpatError as error:
         raise BadXml(f"line {error.lineno}: {expat.ErrorString(error.code)}") from None
-    except (LookupError, ValueError) as error:  # an encoding that Python does not know
+    except (LookupError, ValueError) as error:  # an encoding that Python lacks
         raise BadXml(str(error)) from None
     assert builder.root is not None
     return builder.root

@@ -1,10 +1,10 @@
-"""Which way this host's packets leave: the router of the default route, and the source address towards a host."""
+"""The router of this host's default route, and the source address towards a host."""
 
 from __future__ import annotations
 
 import socket
 
-ROUTES = "/proc/thread-self/net/route"  # of the thread: its network namespace may be its own
+ROUTES = "/proc/thread-self/net/route"  # of the thread, which may have its own network namespace
 UP_AND_GATEWAY = 0x1 | 0x2  # RTF_UP, RTF_GATEWAY
 
 
@@ -18,7 +18,7 @@ def default_router() -> str:
 
 
 def read_default(text: str) -> str:
-    """Return the router of the default route in the text of /proc/net/route, whose addresses are in the host's byte order."""
+    """Return the router of the default route from the text of /proc/net/route; its addresses are in host byte order."""
     found: list[tuple[int, str]] = []
     for line in text.splitlines()[1:]:
         words = line.split()
@@ -29,7 +29,7 @@ def read_default(text: str) -> str:
 
 
 def source_address(host: str) -> str:
-    """Return the address that packets to a host leave with. No packet is sent. Raises OSError where there is no way."""
+    """Return the source address of packets to a host. No packet is sent. Raises OSError if there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 1))
         return str(probe.getsockname()[0])

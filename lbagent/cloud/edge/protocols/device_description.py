@@ -1,4 +1,4 @@
-"""The description of a UPnP device: which of its services makes port mappings, and its control URL.
+"""The description of a UPnP device: its services for port mappings, and their control URLs.
 
 Source: UPnP Device Architecture 1.1, 2.3; InternetGatewayDevice:1 and :2.
 """
@@ -14,30 +14,30 @@ from lbagent.http.http_client import Url, parse_url
 
 SERVICE_TYPES = tuple(
     f"urn:schemas-upnp-org:service:{name}"
-    for name in ("WANIPConnection:2", "WANIPConnection:1", "WANPPPConnection:1")  # the first one is asked first
+    for name in ("WANIPConnection:2", "WANIPConnection:1", "WANPPPConnection:1")  # in order of preference
 )
 
 
 class WanConnection(Struct, frozen=True):
-    """A service that makes port mappings."""
+    """A service for port mappings."""
 
     service_type: str
     control: Url
 
 
 class DeviceDescription(Struct, frozen=True):
-    """What a device calls itself, and its services that make port mappings."""
+    """A device's name, and its services for port mappings."""
 
     name: str
     connections: tuple[WanConnection, ...]
 
 
 def read_description(data: bytes, url: Url) -> DeviceDescription:
-    """Read the description that came from a URL. Raises ValueError; a control URL of another host is refused."""
+    """Parse the description from a URL. Raises ValueError, also for a control URL of another host."""
     try:
         root = parse_xml(data)
     except BadXml as error:
-        raise ValueError(f"its description is no good XML: {error}") from None
+        raise ValueError(f"its description is not valid XML: {error}") from None
     base = root.text_of("URLBase") or str(url)
     found: dict[tuple[str, str], WanConnection] = {}
     for service in root.every("service"):

@@ -1,6 +1,6 @@
-"""A router with NAT-PMP. The protocol has no list and no descriptions: this module remembers what the process mapped.
+"""A router with NAT-PMP. The protocol has no list and no descriptions: this module stores the mappings of the process.
 
-Source: RFC 6886. The epoch (3.6) shows that a router restarted: then its mappings are gone.
+Source: RFC 6886. The epoch (3.6) shows that a router restarted and lost its mappings.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from lbagent.cloud.edge.protocols.port_mapping import (
 )
 
 PORT = 5351
-FIRST_WAIT_S = 0.25  # for an answer; it doubles (3.1)
-TRIES = 5  # 7.75 s; the RFC's nine are two minutes
+FIRST_WAIT_S = 0.25  # timeout of the first attempt; it doubles (3.1)
+TRIES = 5  # 7.75 s in total; the RFC's nine take two minutes
 LONGEST_LIFETIME_S = 7 * 86400  # NAT-PMP has no leases without an end
 EPOCH_SLACK_S = 2.0
 
 
 class _Waiting(asyncio.DatagramProtocol):
-    """Gives the first datagram that is an answer of an opcode."""
+    """Returns the first datagram that answers an opcode."""
 
     def __init__(self, is_answer: Callable[[NatPmpAnswer], bool]) -> None:
         self.answer: asyncio.Future[NatPmpAnswer] = asyncio.get_running_loop().create_future()
@@ -63,7 +63,7 @@ class NatPmpGateway(Gateway):
         self._made: dict[
             tuple[str, int], tuple[PortMapping, float]
         ] = {}  # (protocol, port) -> mapping, its end by the clock
-        self._epoch: tuple[float, float] | None = None  # the router's, and our clock at that moment
+        self._epoch: tuple[float, float] | None = None  # the router's epoch, and this host's clock at that moment
 
     async def external_address(self) -> str:
         """Return the WAN address, '' while there is none. Raises GatewayUnreachable."""
@@ -74,7 +74,7 @@ class NatPmpGateway(Gateway):
         return "" if answer.address == "0.0.0.0" else answer.address  # noqa: S104 - no socket is bound
 
     async def find(self, protocol: str, external_port: int) -> HeldMapping | None:
-        """Return what this process made."""
+        """Return the mappings of this process."""
         mapping, ends = self._made.get((protocol, external_port), (None, 0.0))
         left_s = ends - self._clock()
         return HeldMapping(mapping, max(1, ceil(left_s))) if mapping and left_s > 0 else None
@@ -83,7 +83,7 @@ class NatPmpGateway(Gateway):
         """Make or renew a mapping. Raises MappingConflict, GatewayRefusal, GatewayUnreachable."""
         if mapping.client != self.local_address:
             raise GatewayRefusal(
-                f"{self.name} maps ports to the host that asks ({self.local_address}), not to {mapping.client}"
+                f"{self.name} maps ports to the requesting host ({self.local_address}), not to {mapping.client}"
             )
         before = self._made.get(mapping.outside)
         if before and before[0].internal_port != mapping.internal_port:
@@ -104,7 +104,7 @@ class NatPmpGateway(Gateway):
         self._made.pop(mapping.outside, None)
 
     async def mappings(self) -> list[HeldMapping]:
-        """Return what this process made."""
+        """Return the mappings of this process."""
         found = [await self.find(*key) for key in list(self._made)]
         return [each for each in found if each]
 
@@ -126,7 +126,7 @@ class NatPmpGateway(Gateway):
         raise GatewayRefusal(text) if answer.result == packet.REFUSED else GatewayFailure(text)
 
     async def _ask(self, request: bytes, is_answer: Callable[[NatPmpAnswer], bool]) -> NatPmpAnswer:
-        """Send a request until it is answered; the socket takes datagrams of the router alone."""
+        """Send a request until it is answered; the socket receives only datagrams of the router."""
         loop = asyncio.get_running_loop()
         try:
             where = (self._host, self._port)
@@ -147,7 +147,7 @@ class NatPmpGateway(Gateway):
         raise GatewayUnreachable(f"{self.name}: no answer")
 
     def _noted(self, answer: NatPmpAnswer) -> NatPmpAnswer:
-        """Forget what was made when the router's time went back, or ran less than 7/8 of ours (3.6)."""
+        """Drop all mappings if the router's time went back, or advanced less than 7/8 of this host's (3.6)."""
         now = self._clock()
         if self._epoch is not None:
             expected_s = self._epoch[0] + (now - self._epoch[1]) * 7 / 8

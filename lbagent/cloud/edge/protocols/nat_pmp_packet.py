@@ -13,7 +13,7 @@ ANSWER = 128
 OPCODES = {"UDP": MAP_UDP, "TCP": MAP_TCP}
 RESULTS = {
     1: "unsupported version",
-    2: "not authorized, or switched off",
+    2: "not authorized, or disabled",
     3: "network failure: the router has no WAN address",
     4: "out of resources",
     5: "unsupported opcode",
@@ -25,7 +25,7 @@ _MAPPED = struct.Struct(">HHI")
 
 
 class NatPmpAnswer(Struct, frozen=True):
-    """An answer; `epoch_s` is the time since the router forgot its mappings. Fields of the other kinds are '' and 0."""
+    """An answer; `epoch_s` is the time since the router lost its mappings. Fields of other kinds are '' and 0."""
 
     opcode: int
     result: int
@@ -49,10 +49,10 @@ def encode_map_request(protocol: str, internal_port: int, external_port: int, le
 def decode_answer(data: bytes) -> NatPmpAnswer:
     """Return an answer. Raises ValueError."""
     if len(data) < _HEAD.size or len(data) > 1100:
-        raise ValueError(f"{len(data)} bytes are no answer")
+        raise ValueError(f"{len(data)} bytes are not an answer")
     version, opcode, result, epoch_s = _HEAD.unpack_from(data)
     if version != VERSION or not ANSWER <= opcode <= ANSWER + MAP_TCP:
-        raise ValueError(f"version {version}, opcode {opcode} are no answer")
+        raise ValueError(f"version {version}, opcode {opcode} are not an answer")
     if result:
         return NatPmpAnswer(opcode - ANSWER, result, epoch_s)
     if opcode == ANSWER + ADDRESS:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from lbagent.errors import LbError
 
-# RFC 1918, RFC 6598 (the carriers' own), RFC 3927, RFC 1122: no host of the Internet reaches a router there
+# RFC 1918, RFC 6598 (of carriers), RFC 3927, RFC 1122: hosts of the Internet cannot reach a router there
 NOT_PUBLIC = tuple(
     map(
         IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "127.0.0.0/8")
@@ -18,24 +18,24 @@ NOT_PUBLIC = tuple(
 )
 
 
-# RFC 1122, RFC 3927, RFC 5771, RFC 1112: no interface of a router has one of these as its address in another network
+# RFC 1122, RFC 3927, RFC 5771, RFC 1112: a router's interface has none of these as its address in another network
 SPECIAL = tuple(map(IPv4Network, ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4")))
 
 
 class GatewayUnreachable(LbError):
-    """No answer of a router, or none that can be read."""
+    """No answer of a router, or an unreadable one."""
 
 
 class GatewayFailure(LbError):
-    """The router answers that it failed; later it may not."""
+    """The router returned a failure that may be temporary."""
 
 
 class GatewayRefusal(LbError):
-    """The router answers that it will not; asking again changes nothing."""
+    """The router refused; a retry would fail too."""
 
 
 class MappingConflict(LbError):
-    """Another owner has the router's port; `owner` is its description, '' where the router does not name it."""
+    """Another owner has the router's port; `owner` is its description, '' if the router does not report it."""
 
     def __init__(self, message: str, owner: str = "") -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class MappingConflict(LbError):
 
 
 class PortMapping(Struct, frozen=True):
-    """A port of the router and where its packets go; `protocol` is TCP or UDP."""
+    """A port of the router and the target of its packets; `protocol` is TCP or UDP."""
 
     protocol: str
     external_port: int
@@ -53,7 +53,7 @@ class PortMapping(Struct, frozen=True):
 
     @property
     def outside(self) -> tuple[str, int]:
-        """Protocol and port: what a router has once."""
+        """Protocol and port: unique at a router."""
         return self.protocol, self.external_port
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class PortMapping(Struct, frozen=True):
 
 
 class HeldMapping(Struct, frozen=True):
-    """A mapping as the router has it; `lease_s` is what is left of it, 0 where it has no end."""
+    """A mapping at the router; `lease_s` is the remaining time, 0 for no end."""
 
     mapping: PortMapping
     lease_s: int = 0
@@ -69,12 +69,12 @@ class HeldMapping(Struct, frozen=True):
 
 
 class Gateway(ABC):
-    """A router. Each call raises GatewayUnreachable and GatewayFailure, and what its docstring names."""
+    """A router. Each call raises GatewayUnreachable and GatewayFailure, and the errors in its docstring."""
 
     name: str  # in messages
-    local_address: str  # of this host, as the router sees it
+    local_address: str  # of this host towards the router
     protocol: str  # upnp, nat-pmp
-    says_owners: bool  # it lists mappings with their descriptions, also those made before this process
+    says_owners: bool  # it lists mappings with their descriptions, also those of earlier processes
 
     @abstractmethod
     async def external_address(self) -> str:
@@ -82,15 +82,15 @@ class Gateway(ABC):
 
     @abstractmethod
     async def find(self, protocol: str, external_port: int) -> HeldMapping | None:
-        """Return what the router has at a port."""
+        """Return the router's mapping at a port."""
 
     @abstractmethod
     async def add(self, mapping: PortMapping, lease_s: int) -> None:
-        """Make, change or renew a mapping. Raises MappingConflict, GatewayRefusal."""
+        """Create, change or renew a mapping. Raises MappingConflict, GatewayRefusal."""
 
     @abstractmethod
     async def remove(self, mapping: PortMapping) -> None:
-        """Remove a mapping; one that is not there is no error. Raises GatewayRefusal."""
+        """Remove a mapping; a missing one is not an error. Raises GatewayRefusal."""
 
     @abstractmethod
     async def mappings(self) -> Sequence[HeldMapping]:

@@ -17,7 +17,7 @@ _ENVELOPE = (
 
 
 class UpnpError(Exception):
-    """The device answers with an error of the action. Source of the numbers: WANIPConnection:2, 2.5."""
+    """The device returned an error of the action. Source of the numbers: WANIPConnection:2, 2.5."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"error {code}" + (f" ({text})" if text else ""))
@@ -33,11 +33,11 @@ def encode_action(service: str, action: str, arguments: Mapping[str, str]) -> tu
 
 
 def decode_answer(action: str, answer: HttpAnswer) -> dict[str, str]:
-    """Return the arguments of an answer. Raises UpnpError, and ValueError for what is no answer at all."""
+    """Return the arguments of an answer. Raises UpnpError, and ValueError for a text that is not an answer."""
     try:
         root = parse_xml(answer.body)
     except BadXml as error:
-        raise ValueError(f"{action}: status {answer.status}, and no good XML: {error}") from None
+        raise ValueError(f"{action}: status {answer.status}, and not valid XML: {error}") from None
     if fault := next(root.every("UPnPError"), None):
         code = fault.text_of("errorCode")
         if not (code.isascii() and code.isdecimal() and len(code) < 6):

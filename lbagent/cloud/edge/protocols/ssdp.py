@@ -1,4 +1,4 @@
-"""SSDP: who answers a search for routers. Source: UPnP Device Architecture 1.1, 1.3."""
+"""SSDP: search for routers. Source: UPnP Device Architecture 1.1, 1.3."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TARGETS = (
 
 
 class SsdpAnswer(Struct, frozen=True):
-    """A device that answered, and where its description is: at the host that answered."""
+    """A device that answered, and the URL of its description, which is at the same host."""
 
     host: str
     location: Url
@@ -37,7 +37,7 @@ def encode_search(target: str) -> bytes:
 
 
 def decode_answer(data: bytes, host: str) -> SsdpAnswer | None:
-    """Return what a host answered; None: no answer to our search, or it names the description of another host."""
+    """Parse a host's answer; None: not an answer to this search, or its URL is of another host."""
     if len(data) > MAX_ANSWER_BYTES:
         return None
     first, *lines = data.decode("latin-1").split("\r\n")
@@ -62,7 +62,7 @@ class _Search(asyncio.DatagramProtocol):
             self.found[answer] = None
 
     def error_received(self, _error: Exception) -> None:
-        """An unreachable host is one that does not answer."""
+        """Ignore ICMP errors: an unreachable host does not answer."""
 
 
 async def search(local_address: str, search_s: float = SEARCH_S) -> list[SsdpAnswer]:

@@ -1,6 +1,6 @@
-"""A router that speaks UPnP IGD: the actions of WANIPConnection:1, :2 and WANPPPConnection:1, and what their errors mean.
+"""A router with UPnP IGD: the actions of WANIPConnection:1, :2 and WANPPPConnection:1, and the meaning of their errors.
 
-AddAnyPortMapping, which gives another port where the one wanted is taken, is not used: clients use the Service's own port.
+AddAnyPortMapping, which maps another port if the requested one is in use, is not used: clients use the Service's own port.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from lbagent.cloud.edge.protocols.soap_action import UpnpError
 from lbagent.http.http_client import HttpAnswer, NoAnswer, Url, exchange
 
 log = logging.getLogger(__name__)
-LIST_S = 20.0  # for the whole list: some 2,000 mappings of a router that takes 10 ms for each
-MAX_MAPPINGS = 2048  # that are read of one router
+LIST_S = 20.0  # for the whole list: about 2,000 mappings of a router that needs 10 ms for each
+MAX_MAPPINGS = 2048  # most mappings that are read of one router
 INVALID_ARGS, NOT_AUTHORIZED = 402, 606
 NO_SUCH_ENTRY, PAST_THE_END = 714, 713
 ONLY_PERMANENT_LEASES = 725
 CONFLICTS = (718, 729)  # ConflictInMappingEntry, ConflictWithOtherMechanisms
-# what asking again does not change -> why
+# errors that a retry does not change -> the reason
 REFUSALS = {
-    402: "it does not take these arguments",
-    606: "its rules do not allow this port, or mappings to another host than the one that asks",
-    715: "it takes no mapping for every remote host",
-    716: "it takes no mapping of this port",
-    724: "it maps a port to the same port only, and the node port is another one",
-    726: "it takes mappings for single remote hosts only",
-    727: "it takes no mapping of a single port",
+    402: "it rejects these arguments",
+    606: "its rules do not allow this port, or mappings to a host other than the requesting one",
+    715: "it does not support mappings for every remote host",
+    716: "it does not support a mapping of this port",
+    724: "it maps a port only to the same port, and the node port differs",
+    726: "it supports only mappings for single remote hosts",
+    727: "it does not support a mapping of a single port",
 }
 
 
@@ -64,21 +64,19 @@ class UpnpGateway(Gateway):
         return "" if address.is_unspecified else str(address)
 
     async def find(self, protocol: str, external_port: int) -> HeldMapping | None:
-        """Return what is at a port. Raises GatewayUnreachable."""
+        """Return the mapping at a port. Raises GatewayUnreachable."""
         key = {"NewRemoteHost": "", "NewExternalPort": str(external_port), "NewProtocol": protocol}
         try:
             return _held(await self._ask("GetSpecificPortMappingEntry", key), protocol, external_port)
         except UpnpError as error:
             if error.code == NO_SUCH_ENTRY:
                 return None
-            if (
-                error.code == NOT_AUTHORIZED
-            ):  # it shows each host its own ones: what is there says the conflict of `add`
+            if error.code == NOT_AUTHORIZED:  # it shows each host only its own mappings: `add` reports a conflict
                 return None
             raise GatewayFailure(f"{self.name}: GetSpecificPortMappingEntry: {error}") from None
 
     async def add(self, mapping: PortMapping, lease_s: int) -> None:
-        """Make, change or renew a mapping. Raises MappingConflict, GatewayRefusal, GatewayUnreachable."""
+        """Create, change or renew a mapping. Raises MappingConflict, GatewayRefusal, GatewayUnreachable."""
         try:
             await self._add(mapping, lease_s if self._takes_leases else 0)
         except UpnpError as error:
@@ -104,7 +102,7 @@ class UpnpGateway(Gateway):
             raise GatewayFailure(f"{self.name}: DeletePortMapping: {error}") from None
 
     async def mappings(self) -> list[HeldMapping]:
-        """Return every mapping; of a list that does not end, those that were read in time. Raises GatewayUnreachable."""
+        """Return every mapping; of an endless list, those that were read in time. Raises GatewayUnreachable."""
         found: list[HeldMapping] = []
         try:
             async with asyncio.timeout(LIST_S):
@@ -158,7 +156,7 @@ class UpnpGateway(Gateway):
         return GatewayFailure(f"{self.name}: AddPortMapping {mapping}: {error}")
 
     async def _ask(self, action: str, arguments: Mapping[str, str]) -> dict[str, str]:
-        """Ask once. Raises UpnpError, GatewayUnreachable."""
+        """Send one request. Raises UpnpError, GatewayUnreachable."""
         headers, body = soap_action.encode_action(self._connection.service_type, action, arguments)
         answer = await _request("POST", self._connection.control, headers, body)
         try:
@@ -208,7 +206,7 @@ async def _address_of(host: str) -> str:
 
 
 def _held(answer: Mapping[str, str], protocol: str, external_port: int) -> HeldMapping | None:
-    """Return the mapping of an answer; numbers that cannot be read are 0."""
+    """Return the mapping of an answer; unreadable numbers are 0."""
     port, lease = answer.get("NewInternalPort", ""), answer.get("NewLeaseDuration", "")
     mapping = PortMapping(
         protocol.upper(),

@@ -1,4 +1,4 @@
-"""A Node is deleted after two clear answers in a row, and after nothing else."""
+"""A Node is deleted after two consecutive definite answers, and only then."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANSWERS = {
     "defect": KeyError("x"), "not found": InstanceNotFound(), "not supported": NotSupported(), "later": RetryAfter("later", 1),
     "network": OSError(110, "x"), SILENT: None,
 }  # fmt: skip
-READY = "ready"  # no answer: the Node is ready at this look, and the provider is not asked
+READY = "ready"  # no call: the Node is ready at this check
 
 
 class Machines(InstancesV2):
@@ -43,7 +43,7 @@ class Machines(InstancesV2):
 
 
 class Server:
-    """The Node, as informers and writer have it."""
+    """The Node in informers and writer."""
 
     def __init__(self) -> None:
         self.record, self.deletions = Node(name="n", uid="1"), 0
@@ -63,7 +63,7 @@ class Server:
 
 
 def deletions(answers: list[str]) -> list[int]:
-    """Return how often the Node was deleted after each of these looks."""
+    """Return how often the Node was deleted after each of these checks."""
 
     async def look() -> list[int]:
         server, machines, found = Server(), Machines(), []

@@ -1,4 +1,4 @@
-"""What a Node gets: labels, addresses, taints."""
+"""The patches of a Node: labels, addresses, taints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_address_of_the_kubelet_comes_first(provided: str | None, wanted: An
 
 
 @pytest.mark.parametrize(
-    ("provided", "problem"), [("10.0.0.9", "no address 10.0.0.9"), ("", "'' is no address"), ("n1", "'n1'")]
+    ("provided", "problem"), [("10.0.0.9", "no address 10.0.0.9"), ("", "'' is not an address"), ("n1", "'n1'")]
 )
 def test_an_address_that_the_machine_has_not(provided: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):

@@ -1,4 +1,4 @@
-"""Which routes are made, kept, removed."""
+"""Which routes are created, kept, removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""XML of routers: read without namespaces, and refused where it is dangerous or too much."""
+"""XML of routers: read without namespaces, and rejected if it is dangerous or too large."""
 
 from __future__ import annotations
 

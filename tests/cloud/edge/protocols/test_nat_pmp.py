@@ -60,7 +60,7 @@ def test_any_datagram_is_an_answer_or_refused(data: bytes) -> None:
 
 
 class FakeRouter(asyncio.DatagramProtocol):
-    """Answers as a function says; None: nothing."""
+    """Returns the answers of a function; None: no answer."""
 
     def __init__(self) -> None:
         self.epoch_s, self.result, self.external_port, self.lease_s = 100, 0, 0, 0
@@ -98,7 +98,7 @@ async def test_a_mapping() -> None:
     now = 0.0
     async with lab(lambda: now) as (router, gateway):
         assert await gateway.external_address() == "11.0.0.1"
-        router.lease_s = 600  # less than was asked for
+        router.lease_s = 600  # less than requested
         await gateway.add(WEB, 3600)
         found = await gateway.find("TCP", 80)
         assert found is not None
@@ -142,7 +142,7 @@ async def test_results() -> None:
         router.result = 2
         with pytest.raises(GatewayRefusal, match="not authorized"):
             await gateway.add(WEB, 3600)
-        with pytest.raises(GatewayRefusal, match="to the host that asks"):
+        with pytest.raises(GatewayRefusal, match="to the requesting host"):
             await gateway.add(PortMapping("TCP", 80, "192.0.2.7", 30080, "x"), 3600)
 
 

@@ -1,4 +1,4 @@
-"""What is said over UPnP: searches, descriptions, actions."""
+"""Texts of UPnP: searches, descriptions, actions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_connections_in_the_order_in_which_they_are_asked() -> None:
         (description((IP1, "http://198.51.100.7/ctl")), "is of another host"),
         (description((IP1, "/ctl"), base="http://198.51.100.7/"), "is of another host"),
         (description((IP1, "ftp://192.0.2.1/")), "no URL"),
-        (b"<root>", "no good XML"),
+        (b"<root>", "not valid XML"),
     ],
 )
 def test_a_description_that_is_refused(data: bytes, problem: str) -> None:
