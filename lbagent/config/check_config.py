@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from lbagent.config.schema import AUTO, BY_KEY, PRIMARY, Config
-from lbagent.model.further_sources import MAX_FURTHER
+from lbagent.model.extra_snat_sources import MAX_EXTRA_SNAT
 from lbagent.model.maglev import TABLE_SIZES
 from lbagent.model.service import CIDR
 
@@ -107,8 +107,10 @@ def _wrong_snat_addresses(texts: Sequence[str]) -> str:
             return f"{text!r} cannot be the source of packets to other hosts; name an address that a device of this node has"
     for version in (4, 6):
         number = len({address for address in found.values() if address.version == version})
-        if number > MAX_FURTHER:
-            return f"{number} IPv{version} addresses are too many; at most {MAX_FURTHER} of each IP family are possible"
+        if number > MAX_EXTRA_SNAT:
+            return (
+                f"{number} IPv{version} addresses are too many; at most {MAX_EXTRA_SNAT} of each IP family are possible"
+            )
     return ""
 
 

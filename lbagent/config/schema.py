@@ -184,7 +184,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     snat_address: Annotated[
         Words,
         Meta(
-            description="Further source address of this node, for flows that find no free port of the first one; at most four of"
+            description="Extra SNAT address of this node, for flows that find no free port of the first one; at most four of"
             " each IP family (repeatable)."
         ),
     ] = ()

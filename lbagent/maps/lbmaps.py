@@ -11,7 +11,7 @@ from msgspec import Struct
 from lbagent.errors import MapFull
 from lbagent.maps.layout import CALL_MAPS, METRIC_BACKEND, METRIC_SERVICE
 from lbagent.maps.specs import MapSpec, Sizes
-from lbagent.model.further_sources import FurtherAddress
+from lbagent.model.extra_snat_sources import ExtraSnatAddress
 
 Item = tuple[bytes, bytes]  # key, value
 TrafficCounter = tuple[int, int]  # packets, bytes
@@ -25,7 +25,7 @@ class PathInfo(Struct, frozen=True, gc=False):
     mtu: int = 0  # bytes of the egress path; 0 = unknown
     local: bool = False  # on this node: the client's address is kept
     host: bool = False  # the address is one of the node's own
-    further: tuple[FurtherAddress, ...] = ()  # source addresses for flows that find no port of the first one
+    extra_snat: tuple[ExtraSnatAddress, ...] = ()  # source addresses for flows that find no port of the first one
     kept: frozenset[bytes] = frozenset()  # a path that has one of these source addresses keeps it, instead of `snat`
     keeps_pod: bool = False  # on another node, and a pod of this node keeps its address towards it
 

@@ -54,7 +54,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     draining: Mapping[str, int] = {}  # flows that are left, by the address of a backend that is drained
     maps: Mapping[str, MapUse] = {}  # by map
     snat_ports: int = 0  # of each remote backend, with each source address
-    snat_addresses: Mapping[Family, int] = {}  # further source addresses that the node has
+    snat_addresses: Mapping[Family, int] = {}  # extra SNAT addresses that the node has
     snat_reclaimed: int = 0  # taken from flows that were not established
     failing: int = 0  # frontends whose last write failed
     restored: int = 0  # frontends that stay as the maps had them: no object names them, and a source is missing

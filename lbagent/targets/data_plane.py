@@ -125,7 +125,7 @@ class Counters(Struct, frozen=True, kw_only=True):
     live_flows: Mapping[int, int] = {}  # by id of a backend, when they were counted last
     send_errors: Mapping[str, int] = {}  # by device: frames that it did not take
     snat_ports: int = 0  # of each remote backend, with each source address
-    snat_addresses: Mapping[Family, int] = {}  # further source addresses that the node has
+    snat_addresses: Mapping[Family, int] = {}  # extra SNAT addresses that the node has
     snat_reclaimed: int = 0  # SNAT ports that new flows took from flows that were not established
 
 

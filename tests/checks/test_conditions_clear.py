@@ -389,7 +389,7 @@ async def a_backend_with_too_many_flows(_: Any) -> Any:
         config=Some(snat_port_range=(1, 1000)),
         follower=Some(network=node_network(), path=lambda _: PathInfo()),
         state=state,
-        further_addresses=lambda _: [],
+        extra_snat_addresses=lambda _: [],
     )
     return await ended(Look("snat-ports-short"), components, lambda: live.update({1: 5}))
 

@@ -245,8 +245,8 @@ class World:
                 self.filter("datagram", family.packed(address))
         return row
 
-    def further(self, row: BackendRow, number: int, snat: str, *, gen: int = 1, selectable: bool = True) -> int:
-        """Let the flows of a remote backend be sent from a further source address as well; return the id that they have then."""
+    def extra_snat(self, row: BackendRow, number: int, snat: str, *, gen: int = 1, selectable: bool = True) -> int:
+        """Let the flows of a remote backend be sent from an extra SNAT address as well; return the id that they have then."""
         flags = PathFlag.LIVE | (PathFlag.SELECTABLE if selectable else 0)
         flags |= (PathL4.UDP if row.proto == UDP else PathL4.TCP) << PATH_L4_SHIFT
         hop = self.nexthop(self.net.lb1, craft.BACKEND_MAC, craft.NODE2_MAC) | number << 12

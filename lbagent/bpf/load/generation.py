@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.load.loader import Generation, call_slots, is_tail_called
-from lbagent.bpf.load.program_settings import Seeds, further_of
+from lbagent.bpf.load.program_settings import Seeds, extra_snat_of
 from lbagent.errors import KernelError
 from lbagent.kernel import bpf_map, bpffs
 from lbagent.kernel.bpf_prog import grace_period
 from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps.lbmaps import GENERATION_MAPS
-from lbagent.model.further_sources import FurtherSources
+from lbagent.model.extra_snat_sources import ExtraSnatSources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,10 +54,10 @@ def pinned_seeds(root: Path) -> Seeds | None:
     return Seeds.from_record(record) if record else None
 
 
-def pinned_further(root: Path) -> FurtherSources:
-    """Return the further source addresses, with their numbers, that the programs under `root` know. Raises KernelError."""
+def pinned_extra_snat(root: Path) -> ExtraSnatSources:
+    """Return the extra SNAT addresses, with their numbers, that the programs under `root` know. Raises KernelError."""
     record = _pinned_config(root)
-    return further_of(record) if record else FurtherSources()
+    return extra_snat_of(record) if record else ExtraSnatSources()
 
 
 def _pinned_config(root: Path) -> bytes | None:

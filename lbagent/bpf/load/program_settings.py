@@ -14,7 +14,7 @@ from msgspec import Struct
 from lbagent.maps.flow_layout import FLOW_LAYOUT
 from lbagent.maps.layout import HOST_ORDER, LB_CONFIG, ConfigFlag
 from lbagent.maps.specs import Sizes, counter_stripe_bytes, counter_stripes
-from lbagent.model.further_sources import MAX_FURTHER, FurtherSources, further_stride
+from lbagent.model.extra_snat_sources import MAX_EXTRA_SNAT, ExtraSnatSources, extra_snat_stride
 
 _NEW_FLOWS = {"any": 0, "syn": ConfigFlag.NEW_FLOWS_SYN}
 
@@ -32,7 +32,7 @@ class Settings(Struct, frozen=True, kw_only=True, gc=False):
     timeout_tcp_s: int = 8000  # longer than two hours, TCP's default keepalive time
     timeout_udp_s: int = 120
     timeout_closing_s: int = 20
-    further: FurtherSources = FurtherSources()
+    extra_snat: ExtraSnatSources = ExtraSnatSources()
     announce: bool = False  # ARP requests and neighbor solicitations for the addresses in lb_vip are answered
     pools_alone: bool = False  # the agent serves native pools and nothing else: one of a cluster may be beside it
     netns_cookie: int = 0  # of the network namespace whose sockets are balanced; 0: socket programs are not loaded
@@ -64,31 +64,31 @@ class Seeds(Struct, frozen=True, gc=False):
         return found if found.seed0 or found.seed1 else None
 
 
-_WORDS4 = [f"further4_{n}" for n in range(1, MAX_FURTHER + 1)]
-_WORDS6 = [f"further6_{n}_{part}" for n in range(1, MAX_FURTHER + 1) for part in ("first", "second")]
+_WORDS4 = [f"extra_snat4_{n}" for n in range(1, MAX_EXTRA_SNAT + 1)]
+_WORDS6 = [f"extra_snat6_{n}_{part}" for n in range(1, MAX_EXTRA_SNAT + 1) for part in ("first", "second")]
 
 
-def further_words(further: FurtherSources, sizes: Sizes) -> dict[str, int]:
-    """Return the fields of lb_config that say which further source addresses there are."""
+def extra_snat_words(extra_snat: ExtraSnatSources, sizes: Sizes) -> dict[str, int]:
+    """Return the fields of lb_config that say which extra SNAT addresses there are."""
     out = dict.fromkeys((*_WORDS4, *_WORDS6), 0)
-    for number, address in further.of_width(4):
-        out[f"further4_{number}"] = int.from_bytes(address, HOST_ORDER)
-    for number, address in further.of_width(16):
-        out[f"further6_{number}_first"] = int.from_bytes(address[:8], HOST_ORDER)
-        out[f"further6_{number}_second"] = int.from_bytes(address[8:], HOST_ORDER)
-    return out | {"further_stride": further_stride(sizes.backends) if further.addresses() else 0}
+    for number, address in extra_snat.of_width(4):
+        out[f"extra_snat4_{number}"] = int.from_bytes(address, HOST_ORDER)
+    for number, address in extra_snat.of_width(16):
+        out[f"extra_snat6_{number}_first"] = int.from_bytes(address[:8], HOST_ORDER)
+        out[f"extra_snat6_{number}_second"] = int.from_bytes(address[8:], HOST_ORDER)
+    return out | {"extra_snat_stride": extra_snat_stride(sizes.backends) if extra_snat.addresses() else 0}
 
 
-def further_of(record: bytes) -> FurtherSources:
-    """Read the further source addresses from a pinned record, which may be that of a version without them."""
-    if len(record) < LB_CONFIG.offsets()[f"further6_{MAX_FURTHER}_second"] + 8:
-        return FurtherSources()
+def extra_snat_of(record: bytes) -> ExtraSnatSources:
+    """Read the extra SNAT addresses from a pinned record, which may be that of a version without them."""
+    if len(record) < LB_CONFIG.offsets()[f"extra_snat6_{MAX_EXTRA_SNAT}_second"] + 8:
+        return ExtraSnatSources()
     whole = record[: LB_CONFIG.size].ljust(LB_CONFIG.size, b"\0")  # what a later version appended
     words = dict(zip((name for name, _ in LB_CONFIG.fields), LB_CONFIG.unpack(whole), strict=True))
     four = [int(words[name]).to_bytes(8, HOST_ORDER)[:4] for name in _WORDS4]
     halves = [int(words[name]).to_bytes(8, HOST_ORDER) for name in _WORDS6]
     six = [first + second for first, second in zip(halves[::2], halves[1::2], strict=True)]
-    return FurtherSources(*(tuple(address if any(address) else b"" for address in found) for found in (four, six)))
+    return ExtraSnatSources(*(tuple(address if any(address) else b"" for address in found) for found in (four, six)))
 
 
 def tick_shift(hz: int) -> int:
@@ -120,7 +120,7 @@ def pack_config(settings: Settings, sizes: Sizes, seeds: Seeds, hz: int, old: Si
         "counter_stripes": counter_stripes(sizes), "counter_stripe_bytes": counter_stripe_bytes(sizes),
         "hz": hz, **timeouts, "timeout_longest": max(timeouts.values()),
         **{f"{name}_old_mask": _old_mask(sizes, old, name) for name in ("flow4", "flow6", "snat4", "snat6")},
-        **further_words(settings.further, sizes), "netns_cookie": settings.netns_cookie, "flow_layout": FLOW_LAYOUT,
+        **extra_snat_words(settings.extra_snat, sizes), "netns_cookie": settings.netns_cookie, "flow_layout": FLOW_LAYOUT,
     }  # fmt: skip
     return LB_CONFIG.pack(*(values[name] for name, _ in LB_CONFIG.fields))
 

@@ -133,7 +133,7 @@ def _check_backends(maps: KernelMaps, wanted: Sizes) -> None:
         highest = max((ident for ident, _ in live_paths(maps, family.map("path"), PATH[family].size)), default=0)
         if highest >= wanted.backends:
             raise ConfigError(
-                f"--max-backends {wanted.backends}: id {highest} of a further source address is in use;"
+                f"--max-backends {wanted.backends}: id {highest} of an extra SNAT address is in use;"
                 " start once without --snat-address"
             )
 

@@ -86,7 +86,7 @@ class Sweeper:
     ) -> None:
         """`in_force` returns what `Datapath.in_force` is (it changes with a reload).
 
-        `of_backends` makes live flows by backend of those by id (further source addresses have ids of their own).
+        `of_backends` makes live flows by backend of those by id (extra SNAT addresses have ids of their own).
         """
         self._maps = maps
         self._former = former or FormerBackends(maps)

@@ -57,7 +57,7 @@ class PlaneParts(Protocol):
     def usage(self) -> dict[str, Usage]:
         """Return (entries in use, most entries) of each map that is counted."""
 
-    def further_in_use(self) -> dict[Family, int]:
+    def extra_snat_in_use(self) -> dict[Family, int]:
         """Return the addresses of --snat-address that the node has, by family."""
 
 
@@ -149,7 +149,7 @@ def counters(plane: PlaneParts, *, backends: bool) -> Counters:
         live_flows={} if not idents or not plane.sweeper else plane.sweeper.live or {},
         send_errors=plane.follower.send_errors(),
         snat_ports=last - first + 1,
-        snat_addresses=plane.further_in_use(),
+        snat_addresses=plane.extra_snat_in_use(),
         snat_reclaimed=read([Event.SNAT_RECLAIMED])[0][0],
     )
 

@@ -80,7 +80,7 @@ class NetworkFollower:
             for route in table.routes
             if route.prefsrc
         ]
-        return tuple(dict.fromkeys([*own, *chosen, *self.settings.node_ips, *self.settings.further.addresses()]))
+        return tuple(dict.fromkeys([*own, *chosen, *self.settings.node_ips, *self.settings.extra_snat.addresses()]))
 
     async def start(self) -> None:
         """Read the network and the pinned next hops. Raises KernelError."""

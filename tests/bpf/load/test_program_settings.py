@@ -9,7 +9,7 @@ from lbagent.kernel import jiffies
 from lbagent.maps.flow_layout import FLOW_LAYOUT
 from lbagent.maps.layout import LB_CONFIG
 from lbagent.maps.specs import Sizes
-from lbagent.model.further_sources import FurtherSources
+from lbagent.model.extra_snat_sources import ExtraSnatSources
 
 
 def unpack(record):
@@ -38,21 +38,21 @@ def test_record_has_masks_ports_and_ticks():
     assert found["flow_layout"] == FLOW_LAYOUT
 
 
-def test_further_source_addresses_are_read_back_with_their_numbers():
-    further = FurtherSources((b"\x0a\0\0\7", b"", b"\x0a\0\0\x09"), (b"\xfd" + bytes(14) + b"\7",))
-    options = program_settings.Settings(further=further)
+def test_extra_snat_source_addresses_are_read_back_with_their_numbers():
+    extra_snat = ExtraSnatSources((b"\x0a\0\0\7", b"", b"\x0a\0\0\x09"), (b"\xfd" + bytes(14) + b"\7",))
+    options = program_settings.Settings(extra_snat=extra_snat)
     record = program_settings.pack_config(options, Sizes(backends=1 << 10), program_settings.Seeds(5, 6), 250)
     found = unpack(record)
-    assert found["further_stride"] == 204
-    assert [found[f"further4_{n}"] for n in (1, 2, 3, 4)] == [0x0700000A, 0, 0x0900000A, 0]
-    assert (found["further6_1_first"], found["further6_1_second"]) == (0xFD, 7 << 56)
-    assert program_settings.further_of(record).renumbered(further.addresses()) == further
+    assert found["extra_snat_stride"] == 204
+    assert [found[f"extra_snat4_{n}"] for n in (1, 2, 3, 4)] == [0x0700000A, 0, 0x0900000A, 0]
+    assert (found["extra_snat6_1_first"], found["extra_snat6_1_second"]) == (0xFD, 7 << 56)
+    assert program_settings.extra_snat_of(record).renumbered(extra_snat.addresses()) == extra_snat
     before = record[: LB_CONFIG.offsets()["netns_cookie"]]  # as the version without socket programs wrote it
-    assert program_settings.further_of(before) == program_settings.further_of(record)
+    assert program_settings.extra_snat_of(before) == program_settings.extra_snat_of(record)
     none = program_settings.pack_config(program_settings.Settings(), Sizes(), program_settings.Seeds(5, 6), 250)
-    assert unpack(none)["further_stride"] == 0
-    assert not program_settings.further_of(none).addresses()
-    assert not program_settings.further_of(none[:200]).addresses(), "as an earlier version wrote it"
+    assert unpack(none)["extra_snat_stride"] == 0
+    assert not program_settings.extra_snat_of(none).addresses()
+    assert not program_settings.extra_snat_of(none[:200]).addresses(), "as an earlier version wrote it"
 
 
 def test_only_tables_of_another_size_are_moved():

@@ -41,7 +41,7 @@ AI u64 ct_find_reply(u64 *bucket, bool second, const struct ct_key *key, const s
 		path_addr(path, &from);
 		if (!addr_eq(&from, &pk->saddr) || META_PORT(meta) != pk->sport || !value_knows_path(value, meta))
 			continue;
-		if (FURTHER_SOURCES && snat_port && !path_between(path, &pk->saddr, &pk->daddr)) /* the same port of another source address */
+		if (EXTRA_SNAT_SOURCES && snat_port && !path_between(path, &pk->saddr, &pk->daddr)) /* the same port of another source address */
 			continue;
 		rank = reply_rank(ct_entry_at(bucket, w), value, meta, now);
 		if (rank >= found)

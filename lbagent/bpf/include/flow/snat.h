@@ -230,24 +230,24 @@ AI bool snat_find_at(u64 *s, const struct lb_pkt *pk, struct snat_view *view)
 	return path_between(path, &pk->saddr, &pk->daddr) && META_PORT(path_meta) == pk->sport && path_carries(path_meta, pk->proto);
 }
 
-/* Finds the holder of our port `pk->dport` towards the backend that sent `pk`. Returns false if it is free, or if `pk` is for a further
- * source address. */
+/* Finds the holder of our port `pk->dport` towards the backend that sent `pk`. Returns false if it is free, or if `pk` is for an extra
+ * SNAT address. */
 AI bool snat_find(const struct lb_pkt *pk, struct snat_view *view)
 {
 	return snat_find_at(snat_slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto), pk->dport), pk, view);
 }
 
-/* The same where `pk` is for a further source address. Asked second: one may be the first address of other backends. */
-AI bool snat_find_further(const struct lb_pkt *pk, struct snat_view *view)
+/* The same where `pk` is for an extra SNAT address. Asked second: one may be the first address of other backends. */
+AI bool snat_find_extra(const struct lb_pkt *pk, struct snat_view *view)
 {
-	u64 salt = further_salt(&pk->daddr);
+	u64 salt = extra_snat_salt(&pk->daddr);
 
 	return salt && snat_find_at(snat_slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto) + salt, pk->dport), pk, view);
 }
 
 AI bool snat_find_any(const struct lb_pkt *pk, struct snat_view *view)
 {
-	return snat_find(pk, view) || (FURTHER_SOURCES && snat_find_further(pk, view));
+	return snat_find(pk, view) || (EXTRA_SNAT_SOURCES && snat_find_extra(pk, view));
 }
 
 /* In the slots that are being left. */
@@ -257,9 +257,9 @@ AI bool snat_find_old(const struct lb_pkt *pk, struct snat_view *view)
 
 	if (snat_find_at(snat_old_slot_of(hash, pk->dport), pk, view))
 		return true;
-	if (!FURTHER_SOURCES)
+	if (!EXTRA_SNAT_SOURCES)
 		return false;
-	salt = further_salt(&pk->daddr);
+	salt = extra_snat_salt(&pk->daddr);
 	return salt && snat_find_at(snat_old_slot_of(hash + salt, pk->dport), pk, view);
 }
 

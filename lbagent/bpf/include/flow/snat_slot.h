@@ -2,7 +2,7 @@
  *
  * This file contains the layout of the SNAT slots and their leases: who holds which port towards which backend. Slot = (H(backend, protocol) + port)
  * & mask, so one slot is one (backend, port) pair and alone translates a reply. H takes the IANA number of the protocol. With a
- * further source address (path.h) `backend` is the id of its record, and H is that of the backend plus the salt of the address.
+ * extra SNAT address (path.h) `backend` is the id of its record, and H is that of the backend plus the salt of the address.
  * Only the headers of the flow table (ct_*.h, snat*.h) know the words, SNAT_SLOT_* and SNAT_META_* of maps/flow_layout.py; others
  * use functions.
  */
@@ -61,37 +61,37 @@ AI u64 path_hash(const lb_path *path, u64 meta)
 	return addr_hash(&a, META_PORT(meta), l4_number(path_l4(meta)));
 }
 
-#define FURTHER_SALT 0x9E3779B97F4A7C15ULL /* its multiples lie apart in tables of any size */
+#define EXTRA_SNAT_SALT 0x9E3779B97F4A7C15ULL /* its multiples lie apart in tables of any size */
 
 AI u64 backend_hash(u64 backend)
 {
 	lb_path *path = path_of(backend);
 	u64 meta = PATH_META(path), hash = path_hash(path, meta);
 
-	if (FURTHER_SOURCES)
-		hash += META_FURTHER(meta) * FURTHER_SALT;
+	if (EXTRA_SNAT_SOURCES)
+		hash += META_EXTRA_SNAT(meta) * EXTRA_SNAT_SALT;
 	return hash;
 }
 
 #if LB_FAMILY == 4
-#define IS_FURTHER_SOURCE(a, n) ((a)->w[0] == CFG(further4_##n))
+#define IS_EXTRA_SNAT_SOURCE(a, n) ((a)->w[0] == CFG(extra_snat4_##n))
 #else
-#define IS_FURTHER_SOURCE(a, n) ((a)->w[0] == CFG(further6_##n##_first) && (a)->w[1] == CFG(further6_##n##_second))
+#define IS_EXTRA_SNAT_SOURCE(a, n) ((a)->w[0] == CFG(extra_snat6_##n##_first) && (a)->w[1] == CFG(extra_snat6_##n##_second))
 #endif
 
-/* Returns what is added to the hash of a backend with this source address of the node; 0 if it is none of the further ones. */
-AI u64 further_salt(const lb_addr *a)
+/* Returns what is added to the hash of a backend with this source address of the node; 0 if it is none of the extra SNAT addresses. */
+AI u64 extra_snat_salt(const lb_addr *a)
 {
-	if (IS_FURTHER_SOURCE(a, 1))
-		return FURTHER_SALT;
-	if (IS_FURTHER_SOURCE(a, 2))
-		return 2 * FURTHER_SALT;
-	if (IS_FURTHER_SOURCE(a, 3))
-		return 3 * FURTHER_SALT;
-	return IS_FURTHER_SOURCE(a, 4) ? 4 * FURTHER_SALT : 0;
+	if (IS_EXTRA_SNAT_SOURCE(a, 1))
+		return EXTRA_SNAT_SALT;
+	if (IS_EXTRA_SNAT_SOURCE(a, 2))
+		return 2 * EXTRA_SNAT_SALT;
+	if (IS_EXTRA_SNAT_SOURCE(a, 3))
+		return 3 * EXTRA_SNAT_SALT;
+	return IS_EXTRA_SNAT_SOURCE(a, 4) ? 4 * EXTRA_SNAT_SALT : 0;
 }
 
-_Static_assert(MAX_FURTHER == 4, "further_salt() asks for each of them");
+_Static_assert(MAX_EXTRA_SNAT == 4, "extra_snat_salt() asks for each of them");
 
 /* Returns the number of the slot a flow's value speaks of, modulo the number of slots. */
 AI u64 snat_index_of_value(u64 value)
