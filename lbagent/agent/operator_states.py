@@ -46,12 +46,12 @@ class OperatorStates:
 
     async def states_set(self) -> Mapping[L3n4Addr, SetBy]:
         """Return what set the state of each backend whose state was set."""
-        overrides = self._components.loop.overrides_that_hold()
+        overrides = self._components.loop.effective_overrides()
         snapshots = [source.snapshot() for source in self._components.sources] if overrides.by_pod else []
         pod_of = await run_cooperatively(pods_of_backends(snapshots, overrides.by_pod), time.monotonic)
         found = {}
         for address in (*overrides.by_address, *pod_of):
-            if holds := overrides.that_holds(address, pod_of.get(address, "")):
+            if holds := overrides.effective(address, pod_of.get(address, "")):
                 found[address] = _set_by(holds)
         return found
 
@@ -92,7 +92,7 @@ class OperatorStates:
     async def clear_state(self, addresses: Sequence[L3n4Addr], pods: Sequence[str] = ()) -> list[str]:
         """Forget the state the operator set and return when it is in the maps. Raises NotFound, Refused, LbError."""
         components, known = self._components, self._state.backends
-        operator, overrides = components.operator, components.loop.overrides_that_hold()
+        operator, overrides = components.operator, components.loop.effective_overrides()
         snapshots = [source.snapshot() for source in components.sources] if overrides.by_pod or pods else []
         pod_of = await run_cooperatively(pods_of_backends(snapshots, {*overrides.by_pod, *pods}), time.monotonic)
         for address in addresses:

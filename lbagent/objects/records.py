@@ -232,7 +232,7 @@ class HostPort(Struct, frozen=True, gc=False):
 
 
 class Pod(Struct, frozen=True, gc=False):
-    """A v1 Pod: what HostPort rows and weights need."""
+    """A v1 Pod: what HostPort frontends and weights need."""
 
     namespace: str
     name: str

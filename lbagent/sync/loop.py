@@ -60,9 +60,9 @@ class SyncLoop:
         self._sources = sources
         self._message_log = MessageLog(log, "object refused")
 
-    def overrides_that_hold(self) -> Overrides:
+    def effective_overrides(self) -> Overrides:
         """Return which BackendStates hold on this node."""
-        return self._resolver.overrides_that_hold()
+        return self._resolver.effective_overrides()
 
     def local_node(self) -> LocalNode:
         """Return what is known of this node."""

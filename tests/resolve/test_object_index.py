@@ -152,7 +152,7 @@ def test_a_backend_state_is_of_every_node_or_of_the_one_it_names() -> None:
         watched.put(state(MAINTENANCE, node=node))
         assert watched.backends() == {1: (100, word)}
     assert watched.resolver.overrides() == {L3n4Addr(ONE, 8080): MAINTENANCE}
-    assert watched.resolver.overrides_that_hold().state_of(L3n4Addr(ONE, 8080), "") is MAINTENANCE
+    assert watched.resolver.effective_overrides().state_of(L3n4Addr(ONE, 8080), "") is MAINTENANCE
     watched.drop(state(MAINTENANCE))
     assert watched.backends() == {1: (100, "active")}
     assert watched.resolver.overrides() == {}

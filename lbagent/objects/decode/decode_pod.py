@@ -1,4 +1,4 @@
-"""Read Pods and Nodes: what HostPort rows, weights and topology need of them."""
+"""Read Pods and Nodes: what HostPort frontends, weights and topology need of them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def is_no(text: str) -> bool:
 
 
 def decode_pod(raw: wire.Pod, namespace: str, name: str, report: Report) -> Pod:
-    """Return the Pod; a pod on the host's network has no hostPort rows (its ports are the node's own)."""
+    """Return the Pod; a pod on the host's network has no hostPort frontends (its ports are the node's own)."""
     meta, spec, status = raw.metadata or Meta(), raw.spec or PodSpec(), raw.status or PodStatus()
     host_network = bool(spec.hostNetwork)
     return Pod(
