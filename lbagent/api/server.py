@@ -165,7 +165,7 @@ class ApiServer:
         """Return backends, all or `only` these, with flows counted now."""
         flows, states_set = await self._view.count_flows(), await self._view.states_set()
         used = await run_cooperatively(backends_used(self._view.state(), only), time.monotonic)
-        return listed_backends(used, flows, states_set, self._view.backend_ways(), self._view.drains())
+        return listed_backends(used, flows, states_set, self._view.backend_egress(), self._view.drains())
 
     async def _set_state(self, wanted: SetState) -> Iterator[ListedBackend]:
         state = BackendState.parse(wanted.state) if wanted.state else BackendState.INVALID
@@ -188,7 +188,7 @@ class ApiServer:
         """Return whose state is to be set. Raises ConfigError where no backend is named, NotFound."""
         known = self._view.state().backends
         asked = named_backends(wanted, self._view.state(), known)
-        addresses, pods = asked.able(state, known), asked.pods
+        addresses, pods = asked.eligible_for(state, known), asked.pods
         every = [*addresses, *(address for pod in pods for address in self._view.backends_of_pod(pod))]
         if not every:
             raise ConfigError("no backend was named; nothing was changed")
