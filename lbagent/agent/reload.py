@@ -19,7 +19,7 @@ from lbagent.observe import log as logs
 from lbagent.resolve import Resolver
 
 log = logging.getLogger(__name__)
-RETRY_S = 5.0  # after a change of map sizes that stopped half-way
+RESIZE_RETRY_DELAY_S = 5.0  # after a change of map sizes that stopped half-way
 
 
 class Reloader:
@@ -42,10 +42,9 @@ class Reloader:
             except LbError as error:
                 text, again = f"the new configuration was not applied: {error}", self._components.plane.is_unfinished
                 if again:
-                    text += (
-                        f"; a change of map sizes is half done and nothing is lost; it is tried again in {RETRY_S:g} s"
-                    )
-                    asyncio.get_running_loop().call_later(RETRY_S, self._asked.set)
+                    text += "; a change of map sizes is half done and nothing is lost;"
+                    text += f" it is tried again in {RESIZE_RETRY_DELAY_S:g} s"
+                    asyncio.get_running_loop().call_later(RESIZE_RETRY_DELAY_S, self._asked.set)
                 self._components.problems = {"configuration": text}
                 log.error("the new configuration was not applied", extra={"error": str(error), "will_retry": again})
             notify("READY=1")

@@ -22,7 +22,7 @@ from lbagent.net.paths import Hop
 from lbagent.targets.bpf.lock import AgentLock
 from lbagent.targets.bpf.pin_removal import remove_pins
 
-MOST_NAMED = 8  # neighbours
+MAX_NAMED_NEIGHBOURS = 8  # neighbours
 
 
 def cleanup(bpffs: str, state_dir: str) -> list[str]:
@@ -85,8 +85,8 @@ def _left_elsewhere(hops: Collection[Hop], devices: Collection[str], filters: Co
         out.append(f"{what}: `tc qdisc del dev DEVICE clsact` there removes them")
     if hops:
         named = sorted(format_ip(address) for _, address in hops)
-        more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-        what = f"left {len(hops)} neighbours {where}; the kernel keeps asking for {', '.join(named[:MOST_NAMED])}{more}"
+        more = f" and {len(named) - MAX_NAMED_NEIGHBOURS} more" if len(named) > MAX_NAMED_NEIGHBOURS else ""
+        what = f"left {len(hops)} neighbours {where}; the kernel keeps asking for {', '.join(named[:MAX_NAMED_NEIGHBOURS])}{more}"
         out.append(f"{what}: `ip neigh del ADDRESS dev DEVICE` there ends that")
     return out
 
