@@ -35,7 +35,7 @@ from lbagent.model.fair_share import guard_of
 from lbagent.model.state import State
 from lbagent.observe import metrics
 from lbagent.observe.kube_proxy_metrics import KubeProxySample
-from lbagent.targets.data_plane import FlowCounts, WayOf
+from lbagent.targets.data_plane import EgressOf, FlowCounts
 
 if TYPE_CHECKING:
     from lbagent.agent.components import AgentComponents
@@ -93,9 +93,9 @@ class AgentFacade:
         """Count live flows now; where that takes long or fails, return the last counts with their age."""
         return await self._components.plane.count_flows()
 
-    def backend_ways(self) -> WayOf:
+    def backend_egress(self) -> EgressOf:
         """Return a function that returns, as of now, how packets get to a backend."""
-        return self._components.plane.ways()
+        return self._components.plane.egress_paths()
 
     # --- states that the operator sets (operator_states.py) ---
 

@@ -12,7 +12,7 @@ from lbagent.api.types import DrainRow
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.state import State
-from lbagent.targets.data_plane import FlowCounts, WayOf
+from lbagent.targets.data_plane import EgressOf, FlowCounts
 
 
 class SetBy(NamedTuple):
@@ -38,7 +38,7 @@ class AgentApi(Protocol):
         """Count live flows now; where that takes long or fails, return the last counts with their age."""
         ...
 
-    def backend_ways(self) -> WayOf:
+    def backend_egress(self) -> EgressOf:
         """Return a function that says, as of now, how packets get to a backend."""
         ...
 

@@ -19,7 +19,7 @@ from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import Cooperative
 from lbagent.model.service import SVC, SVCType
 from lbagent.model.state import State
-from lbagent.targets.data_plane import BackendWay, FlowCounts, WayOf
+from lbagent.targets.data_plane import EgressOf, EgressPath, FlowCounts
 
 _PIECE_BYTES = 64 * 1024
 
@@ -59,7 +59,7 @@ class ListedBackend(Struct, frozen=True):
     services: Sequence[str]
     flows: FlowCounts
     set_by: SetBy | None
-    way: BackendWay
+    egress: EgressPath
     drain: DrainProgress | None
 
     @property
@@ -131,7 +131,7 @@ def listed_backends(
     used: Iterable[Used],
     flows: FlowCounts = NOT_COUNTED,
     states_set: Mapping[L3n4Addr, SetBy] = _NONE_SET,
-    way_of: WayOf = lambda _backend: BackendWay(),
+    egress_of: EgressOf = lambda _backend: EgressPath(),
     drains: Iterable[DrainRow] = (),
 ) -> Iterator[ListedBackend]:
     """Yield each with what is known of it. A state that another one has replaced was set by nobody."""
@@ -145,7 +145,7 @@ def listed_backends(
             services,
             flows,
             by if by is not None and by.state is backend.state else None,
-            way_of(backend),
+            egress_of(backend),
             _progress(drain) if drain is not None and is_drained else None,
         )
 

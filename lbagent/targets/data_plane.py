@@ -65,7 +65,7 @@ class Flow(Struct, frozen=True, gc=False):
     snat_port: int = 0
 
 
-class BackendWay(NamedTuple):
+class EgressPath(NamedTuple):
     """How packets get to a backend: BackendRow's fields `way`, `device` and `way_reason`."""
 
     way: str = ""
@@ -73,7 +73,7 @@ class BackendWay(NamedTuple):
     reason: str = ""
 
 
-WayOf = Callable[[Backend], BackendWay]
+EgressOf = Callable[[Backend], EgressPath]
 
 
 class DeviceStatus(Struct):
@@ -244,7 +244,7 @@ class DataPlane(ServedState, Protocol):
     def devices_attached(self) -> dict[str, bool]:
         """Return whether each device takes traffic, by name."""
 
-    def ways(self) -> WayOf:
+    def egress_paths(self) -> EgressOf:
         """Return a function that returns, as of now, how packets get to a backend."""
 
     def counters(self, *, backends: bool = True) -> Counters:

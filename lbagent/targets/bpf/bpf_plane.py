@@ -49,6 +49,7 @@ from lbagent.targets.bpf.socket_frontends import socket_frontends
 from lbagent.targets.data_plane import (
     Counters,
     Counts,
+    EgressOf,
     Feature,
     Flow,
     FlowCounts,
@@ -56,7 +57,6 @@ from lbagent.targets.data_plane import (
     OnNetwork,
     PlaneStatus,
     Usage,
-    WayOf,
 )
 from lbagent.task_failure import log_failure
 
@@ -379,9 +379,9 @@ class BpfDataPlane:
         """Return whether each device takes traffic."""
         return bpf_view.devices_attached(self)
 
-    def ways(self) -> WayOf:
+    def egress_paths(self) -> EgressOf:
         """Return a function that returns how packets get to a backend: one answer for each device."""
-        return bpf_view.ways(self)
+        return bpf_view.egress_paths(self)
 
     def counters(self, *, backends: bool = True) -> Counters:
         """Return what the programs counted."""

@@ -20,21 +20,21 @@ from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.backend import Backend
 from lbagent.model.family import Family
 from lbagent.net.paths import NO_OUTPUT
-from lbagent.net.xdp_output import Way, way_by
+from lbagent.net.xdp_output import Egress, egress_by
 from lbagent.targets.bpf.bpf_target import BpfTarget
 from lbagent.targets.bpf.device_keeper import DeviceKeeper, cgroup_hooks
 from lbagent.targets.bpf.network_follower import NetworkFollower
 from lbagent.targets.data_plane import (
-    BackendWay,
     CgroupStatus,
     Counters,
     DeviceStatus,
+    EgressOf,
+    EgressPath,
     Flow,
     OutputStatus,
     PlaneStatus,
     Traffic,
     Usage,
-    WayOf,
 )
 
 _REASONS = [reason for reason in Reason if reason]
@@ -109,7 +109,7 @@ def _outputs(plane: PlaneParts) -> list[OutputStatus]:
     for index in sorted(follower.finder.outputs):
         link = follower.network.links.get(index)
         if link is not None:
-            way, why = way_by(index, follower.refusing, xdp=xdp)
+            way, why = egress_by(index, follower.refusing, xdp=xdp)
             out.append(OutputStatus(link.name, link.kind, way, why))
     return out
 
@@ -118,22 +118,22 @@ def _xdp_in_use(plane: PlaneParts) -> bool:
     return plane.devices is not None and any(item.hook.xdp_mode for item in plane.devices.attached)
 
 
-def ways(plane: PlaneParts) -> WayOf:
+def egress_paths(plane: PlaneParts) -> EgressOf:
     """Return a function that returns how packets get to a backend: one answer for each device."""
     follower, xdp = plane.follower, _xdp_in_use(plane)
-    known = {NO_OUTPUT: BackendWay(Way.STACK)}
+    known = {NO_OUTPUT: EgressPath(Egress.STACK)}
 
-    def way_of(backend: Backend) -> BackendWay:
+    def egress_of(backend: Backend) -> EgressPath:
         index = follower.finder.output(backend)
         if index is None:
-            return BackendWay()
+            return EgressPath()
         if index not in known:
-            way, why = way_by(index, follower.refusing, xdp=xdp)
+            way, why = egress_by(index, follower.refusing, xdp=xdp)
             link = follower.network.links.get(index)
-            known[index] = BackendWay(way, link.name if link else "", why)
+            known[index] = EgressPath(way, link.name if link else "", why)
         return known[index]
 
-    return way_of
+    return egress_of
 
 
 def counters(plane: PlaneParts, *, backends: bool) -> Counters:
