@@ -8,7 +8,6 @@ another. What else a data plane has, the agent uses by targets/data_plane.py; ho
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
@@ -103,38 +102,3 @@ class Target(Protocol):
 
     async def watch(self) -> None:
         """Follow for ever what may make the target untrue from outside (drift), and set `wake`; or return at once."""
-
-
-class SnapshotTarget(ABC):
-    """A target that writes each State as a whole: what its `write` raises is all that can fail. Subclasses give `write`."""
-
-    needs_facts = False
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.ready = asyncio.Event()
-        self.wake = asyncio.Event()
-        self.generation = 0
-        self.waiting, self.error, self.retains = "", "", False
-        self.failing: Mapping[L3n4Addr, Failure] = {}
-
-    @abstractmethod
-    async def write(self, state: State) -> None:
-        """Put a State in force, in place of the one before. Raises LbError, OSError: it is called again."""
-
-    async def reconcile(self, desired: Desired) -> None:
-        """Write the State."""
-        await self.write(desired.state)
-        self.generation = desired.state.generation
-        self.ready.set()
-
-    async def watch(self) -> None:  # noqa: B027 - most targets need none
-        """Nothing changes it from outside."""
-
-    def retry_at(self) -> float | None:
-        """Leave retries to the runner."""
-        return None
-
-    def restored_backends(self) -> Collection[L3n4Addr]:
-        """Hold nothing from before."""
-        return ()

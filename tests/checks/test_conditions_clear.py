@@ -34,10 +34,10 @@ from lbagent.model.check import Check, CheckGroup, Finding, Result
 from lbagent.model.service import SVC, ServiceName
 from lbagent.model.state import State
 from lbagent.net.snapshot import Link
-from lbagent.sync.target_protocol import SnapshotTarget
 from lbagent.targets.bpf.bpf_target import BpfTarget
 from lbagent.targets.bpf.checks import drop_checks, path_checks
 from lbagent.targets.bpf.send_watch import SendWatch
+from lbagent.testing.snapshot_target import SnapshotTarget
 from tests.agent.conftest import Box, endpoints, service, web
 from tests.agent.test_broken import Patient, detach
 from tests.checks.looking import Look, conditions

@@ -19,8 +19,9 @@ from lbagent.model.state import State
 from lbagent.objects.records import Node
 from lbagent.resolve import Options, Resolver
 from lbagent.sync import backoff, failures
-from lbagent.sync.target_protocol import Desired, ObjectFacts, SnapshotTarget
+from lbagent.sync.target_protocol import Desired, ObjectFacts
 from lbagent.testing.faulty_maps import FaultyMaps, fail_often
+from lbagent.testing.snapshot_target import SnapshotTarget
 from tests.sync.rig import SMALL, ListSource, endpoints, make, make_loop, running, service
 
 

@@ -15,7 +15,8 @@ from lbagent.sync import loop as loops
 from lbagent.sync import runner as runners
 from lbagent.sync.backoff import Failure
 from lbagent.sync.runner import TargetRunner
-from lbagent.sync.target_protocol import Desired, SnapshotTarget
+from lbagent.sync.target_protocol import Desired
+from lbagent.testing.snapshot_target import SnapshotTarget
 from tests.sync.rig import ListSource, endpoints, make_loop, running, service
 from tests.sync.test_loop import until
 from tests.sync.test_targets import Recorder

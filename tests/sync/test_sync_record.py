@@ -10,7 +10,7 @@ from lbagent.model.histogram import Histogram
 from lbagent.objects.records import ObjectChange
 from lbagent.sync import sync_record
 from lbagent.sync.sync_record import SyncRecord
-from lbagent.sync.target_protocol import SnapshotTarget
+from lbagent.testing.snapshot_target import SnapshotTarget
 from tests.sync.rig import ListSource, endpoints, make_loop, running, service
 
 

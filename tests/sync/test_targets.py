@@ -13,9 +13,9 @@ from lbagent.model.state import State
 from lbagent.sync import backoff, runner
 from lbagent.sync.loop import SyncLoop
 from lbagent.sync.runner import TargetRunner
-from lbagent.sync.target_protocol import SnapshotTarget
 from lbagent.targets.bpf.bpf_target import BpfTarget
 from lbagent.testing.faulty_maps import FaultyMaps
+from lbagent.testing.snapshot_target import SnapshotTarget
 from tests.sync.rig import SMALL, FixedPaths, ListSource, endpoints, make_loop, running, service
 
 
