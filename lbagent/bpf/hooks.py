@@ -1,4 +1,4 @@
-"""The hook table: where in the kernel programs are attached, and everything that differs from one hook to the next.
+"""The hook table: the places in the kernel where programs are attached, and all differences between hooks.
 
 The build compiles the contexts, the loader gives each program its type, attaching takes target, attach type and flags. A new
 hook is a line here, and a context if its programs see something else; docs/architecture.md says what it touches besides. Pure data.
@@ -19,24 +19,24 @@ _XDP_FLAGS_SKB_MODE, _XDP_FLAGS_DRV_MODE = 2, 4
 
 @dataclass(frozen=True)
 class Context:
-    """What programs of one type see, and what is compiled for them: each of `sources`, with -DLB_HOOK_NAME, is a compile unit."""
+    """The context of programs of one type. Each of `sources`, with -DLB_HOOK_NAME, is a compile unit."""
 
     name: str
     prog_type: ProgType
     sources: tuple[str, ...] = ("lb4.c", "lb6.c")  # in lbagent/bpf
     calls: str = ""  # the map with its tail calls, programs named call_CONTEXT_SLOT_NAME; '': has none
     attach_type_at_load: bool = (
-        False  # the kernel allows a program only what its attach type may do, so it is told at load
+        False  # the kernel allows a program only the operations of its attach type, which is given at load
     )
 
     @property
     def flag(self) -> str:
-        """The compiler flag by which the C sources know their context (include/hook/hook.h)."""
+        """The compiler flag that selects the context in the C sources (include/hook/hook.h)."""
         return f"-DLB_HOOK_{self.name.upper()}"
 
 
 class AttachPointKind(StrEnum):
-    """What a hook belongs to."""
+    """The kind of attach point of a hook."""
 
     DEVICE = "device"
     CGROUP = "cgroup"

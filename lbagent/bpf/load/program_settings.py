@@ -1,7 +1,7 @@
-"""Settings the programs are compiled against at load time: the one record of lb_config, frozen before the programs load.
+"""Settings of the programs, fixed at load time: the one record of lb_config, frozen before the programs load.
 
 The verifier folds every field into the instructions, so a change of settings is a new record and reloaded programs.
-Time-outs are given in seconds and handed over in ticks of 2^jiffies_shift jiffies, about a second each.
+Time-outs are configured in seconds and stored in ticks of 2^jiffies_shift jiffies, about a second each.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _NEW_FLOWS = {"any": 0, "syn": ConfigFlag.NEW_FLOWS_SYN}
 
 
 class Settings(Struct, frozen=True, kw_only=True, gc=False):
-    """What an operator can tell the programs. Defaults: docs/operations.md. `*_s` are seconds."""
+    """The operator's settings for the programs. Defaults: docs/operations.md. `*_s` are seconds."""
 
     snat_port_min: int = 1024
     snat_port_max: int = 29999
     reject_rate: int = 1000  # answers a second and CPU
     external_clusterip: bool = True
-    strict_source: bool = False  # replies of remote backends only by the device of their route
-    new_flows: str = "any"  # which packets begin one: any, "syn": of TCP a SYN only
+    strict_source: bool = False  # accept replies of remote backends only from the device of their route
+    new_flows: str = "any"  # which packets begin a flow: any, or "syn": for TCP a SYN only
     timeout_new_s: int = 60  # SYN seen, or UDP without a reply
     timeout_tcp_s: int = 8000  # longer than two hours, TCP's default keepalive time
     timeout_udp_s: int = 120
     timeout_closing_s: int = 20
     extra_snat: ExtraSnatSources = ExtraSnatSources()
     announce: bool = False  # ARP requests and neighbor solicitations for the addresses in lb_vip are answered
-    pools_alone: bool = False  # the agent serves native pools and nothing else: one of a cluster may be beside it
+    pools_alone: bool = False  # the agent serves native pools only: the agent of a cluster may run beside it
     netns_cookie: int = 0  # of the network namespace whose sockets are balanced; 0: socket programs are not loaded
 
     def flags(self) -> int:
@@ -47,7 +47,7 @@ class Settings(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Seeds(Struct, frozen=True, gc=False):
-    """Keys of the flow table's hash. They stay for the life of the maps: another seed would lose every flow."""
+    """Keys of the flow table's hash. They stay for the life of the maps: a new seed would lose every flow."""
 
     seed0: int
     seed1: int
@@ -60,7 +60,7 @@ class Seeds(Struct, frozen=True, gc=False):
     @classmethod
     def from_record(cls, record: bytes) -> Seeds | None:
         """Read them from a pinned record; None if it was never written."""
-        found = cls(*struct.unpack_from("<QQ", record))  # the first two fields, whatever a later version appends
+        found = cls(*struct.unpack_from("<QQ", record))  # the first two fields in all versions
         return found if found.seed0 or found.seed1 else None
 
 
@@ -69,7 +69,7 @@ _WORDS6 = [f"extra_snat6_{n}_{part}" for n in range(1, MAX_EXTRA_SNAT + 1) for p
 
 
 def extra_snat_words(extra_snat: ExtraSnatSources, sizes: Sizes) -> dict[str, int]:
-    """Return the fields of lb_config that say which extra SNAT addresses there are."""
+    """Return the fields of lb_config that hold the extra SNAT addresses."""
     out = dict.fromkeys((*_WORDS4, *_WORDS6), 0)
     for number, address in extra_snat.of_width(4):
         out[f"extra_snat4_{number}"] = int.from_bytes(address, HOST_ORDER)
@@ -80,10 +80,10 @@ def extra_snat_words(extra_snat: ExtraSnatSources, sizes: Sizes) -> dict[str, in
 
 
 def extra_snat_of(record: bytes) -> ExtraSnatSources:
-    """Read the extra SNAT addresses from a pinned record, which may be that of a version without them."""
+    """Read the extra SNAT addresses from a pinned record, which a version without them may have written."""
     if len(record) < LB_CONFIG.offsets()[f"extra_snat6_{MAX_EXTRA_SNAT}_second"] + 8:
         return ExtraSnatSources()
-    whole = record[: LB_CONFIG.size].ljust(LB_CONFIG.size, b"\0")  # what a later version appended
+    whole = record[: LB_CONFIG.size].ljust(LB_CONFIG.size, b"\0")  # appended by a later version
     words = dict(zip((name for name, _ in LB_CONFIG.fields), LB_CONFIG.unpack(whole), strict=True))
     four = [int(words[name]).to_bytes(8, HOST_ORDER)[:4] for name in _WORDS4]
     halves = [int(words[name]).to_bytes(8, HOST_ORDER) for name in _WORDS6]
@@ -99,7 +99,7 @@ def tick_shift(hz: int) -> int:
 def pack_config(settings: Settings, sizes: Sizes, seeds: Seeds, hz: int, old: Sizes | None = None) -> bytes:
     """Return the lb_config record. Masks count buckets' entries, slots and backends, all powers of two.
 
-    `old` are the sizes of the maps that flows are being moved from; a table of the same size is not moved.
+    `old` are the sizes of the maps from which flows are being moved; a table of the same size is not moved.
     """
     shift = tick_shift(hz)
 
