@@ -175,7 +175,7 @@ def _filter(view: _MapContents) -> Iterator[str]:
         if any(not _bit(view, bit) for bit in bits[:1]):
             yield f"local backend {ident}: the prefilter passes its replies untouched"
         if any(not _bit(view, bit) for bit in bits[1:]):
-            yield f"local backend {ident}: the prefilter does not ask for what clients send to it directly"
+            yield f"local backend {ident}: the prefilter lacks the bit for packets that clients send to it directly"
 
 
 def _bit(view: _MapContents, number: int) -> int:

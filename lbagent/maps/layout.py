@@ -260,7 +260,9 @@ FLOW_WAYS = 4  # entries per bucket
 NEXTHOPS = 4096  # 12 bits in a flow entry; 0 = unknown
 SOCKETS = 1 << 15  # entries of lb4_sock and lb6_sock
 STREAMS = 1 << 15  # records of lb4_stream and lb6_stream
-NEIGHBORS = 1024  # entries of lb_neighbor: twice as many as the agent keeps, as old ones go after new ones have come
+NEIGHBORS = (
+    1024  # entries of lb_neighbor: twice as many as the agent keeps, as old ones are removed after new ones are written
+)
 VIPS = 4096  # entries of lb_vip, and of lb_former_leader
 FORMER_BACKENDS = 1 << 13  # entries of lb_former_backend: more wait in the agent for the next sweep
 FORMER_BACKEND_SHIFT = 32  # its key, u64: service id << this | backend id

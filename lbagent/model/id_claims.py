@@ -23,7 +23,7 @@ _KINDS = {
     )
 }
 OPERATORS_OWN = -1.0  # `SVC.created` of the operator's own files: before everything else
-_ROUNDS = 8  # each assigns the room of namespaces that cannot use it
+_ROUNDS = 8  # each distributes the room of namespaces that cannot use it
 
 
 def id_rank(svc: SVC) -> tuple[int, bool, float]:

@@ -1,4 +1,4 @@
-"""The SVCs of all owners, in the order of their objects: the contents of a State."""
+"""The frontends (SVC) of all owners, in the order of their objects: the contents of a State."""
 
 from __future__ import annotations
 

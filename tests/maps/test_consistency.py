@@ -87,7 +87,7 @@ def test_a_pod_with_udp_that_the_filter_does_not_ask_for():
     bit = prefilter.direct_bit(bytes((10, 244, 1, 1)))
     with node.maps.window("lb_filter", bit >> 6 << 3, 8) as view:
         view[:] = bytes(8)
-    breaks(node, "local backend 1: the prefilter does not ask for what clients send to it directly")
+    breaks(node, "local backend 1: the prefilter lacks the bit for packets that clients send to it directly")
 
 
 def test_leftovers_are_wrong_only_when_settled(node):
