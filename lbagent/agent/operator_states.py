@@ -97,12 +97,12 @@ class OperatorStates:
         pod_of = await run_cooperatively(pods_of_backends(snapshots, {*overrides.by_pod, *pods}), time.monotonic)
         for address in addresses:
             name, pod = address.with_protocol(), pod_reference(pod_of.get(address, ""))
-            if address not in known and not operator.knows(name):
+            if address not in known and not operator.has_state(name):
                 raise NotFound(f"no service has a backend {name}, and no state was set for it; nothing was changed")
-            if operator.knows(pod) and not operator.knows(name):
+            if operator.has_state(pod) and not operator.has_state(name):
                 raise Refused(f"the state of {name} was set for {pod}: clear that one; nothing was changed")
         for pod in pods:
-            if pod not in pod_of.values() and not operator.knows(pod_reference(pod)):
+            if pod not in pod_of.values() and not operator.has_state(pod_reference(pod)):
                 raise NotFound(f"no service has a backend of the Pod {pod}; nothing was changed")
         of_pods = [address for address, pod in pod_of.items() if pod in pods]
         cleared = await operator.forget([*addresses, *of_pods], pods)

@@ -1,7 +1,7 @@
 """The hook table: the places in the kernel where programs are attached, and all differences between hooks.
 
 The build compiles the contexts, the loader gives each program its type, attaching takes target, attach type and flags. A new
-hook is a line here, and a context if its programs see something else; docs/architecture.md says what it touches besides. Pure data.
+hook is a line here, and a context if its programs see something else; docs/architecture.md lists the other places. Pure data.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Hook:
     attach_type: AttachType
     target: AttachPointKind = AttachPointKind.DEVICE
     link_flags: int = 0
-    clsact_parent: int = 0  # where its filter goes on a kernel without TCX; 0: it needs none
-    xdp_mode: str = ""  # what a device says of itself while this is attached (IFLA_XDP_ATTACHED)
+    clsact_parent: int = 0  # parent of its filter on a kernel without TCX; 0: it needs none
+    xdp_mode: str = ""  # the device's mode while this is attached (IFLA_XDP_ATTACHED)
     fallback: Hook | None = None  # what `--attach auto` takes where the device's driver lacks this one
     companion: Hook | None = None  # comes and goes with this one, and does what this one leaves to it
 
@@ -127,9 +127,9 @@ def link_pin(target: AttachPoint, hook: Hook) -> str:
 
 
 def parse_link_pin(name: str) -> tuple[AttachPoint, Hook]:
-    """Return target and hook of a pinned link (of both XDP modes `XDP`: `in_mode` tells them apart).
+    """Return target and hook of a pinned link (`XDP` for both XDP modes: `in_mode` distinguishes them).
 
-    Raises ValueError when no hook is called so.
+    Raises ValueError if no hook has this name.
     """
     target, _, program = name.rpartition("-")
     for hook in HOOKS:
@@ -139,7 +139,7 @@ def parse_link_pin(name: str) -> tuple[AttachPoint, Hook]:
 
 
 def load_attach_type(context: str, program: str) -> int:
-    """Return the attach type that the kernel wants to know when a program is loaded, 0 where it need not."""
+    """Return the attach type that the kernel requires when a program is loaded, 0 if it requires none."""
     if not CONTEXTS[context].attach_type_at_load:
         return 0
     return next((hook.attach_type for hook in HOOKS if hook.program == program), 0)

@@ -1,4 +1,4 @@
-"""What the words of `--renderer` say: NAME or NAME=SETTINGS. Which names there are, targets/renderers.py knows."""
+"""The words of `--renderer`: NAME or NAME=SETTINGS. targets/renderers.py has the names."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ DEFAULT = ("bpf",)
 
 
 class RendererWord(NamedTuple):
-    """A data plane, and what is said of it."""
+    """A data plane and its settings."""
 
     name: str
     settings: str = ""
 
 
 def renderer_words(texts: Iterable[str]) -> list[RendererWord]:
-    """Return what these words say; without any, that of the default."""
+    """Return the data planes of these words; without any, the default."""
     out = []
     for text in tuple(texts) or DEFAULT:
         name, _, settings = text.partition("=")

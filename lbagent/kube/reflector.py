@@ -377,7 +377,7 @@ class Reflector:
         lasts = now - self._failing_since >= self._timing.standing_s
         is_busy = status == HTTPStatus.TOO_MANY_REQUESTS
         if is_busy and is_first:
-            log.info("the Kubernetes API asks for time", extra={"resource": self.resource.name, "answer": text})
+            log.info("the Kubernetes API requests a pause", extra={"resource": self.resource.name, "answer": text})
         if not (lasts or status in REFUSED or not (self.listed.is_set() or is_busy)):
             return
         before = self.failure

@@ -41,7 +41,7 @@ from lbagent.objects.records import EndpointSlice, Service, ServicePort
 from lbagent.resolve.build_context import BuildContext
 from lbagent.resolve.frontends import WantedFrontend, beyond_share
 from lbagent.resolve.mismatches import NO_ENDPOINTS, family_problem, port_problem
-from lbagent.resolve.ownership import Claim, Contest
+from lbagent.resolve.ownership import Contest, FrontendClaim
 from lbagent.resolve.plain_endpoints import PlainEndpoints, plain_endpoints
 from lbagent.textfile.field_path import path_text
 
@@ -94,7 +94,7 @@ class ServiceBuilder:
         self._empty: dict[tuple[Family, int], tuple[WantedFrontend, ServicePort]] = {}  # ports without a backend
 
     def build(
-        self, wanted: Collection[WantedFrontend], winning_claim: Callable[[L3n4Addr], Claim | None]
+        self, wanted: Collection[WantedFrontend], winning_claim: Callable[[L3n4Addr], FrontendClaim | None]
     ) -> tuple[SVC, ...]:
         """Return the SVCs of the frontends that no other Service has; `winning_claim` returns the owner's claim of each."""
         frontends: list[SVC] = []
@@ -317,9 +317,9 @@ class ServiceBuilder:
         key, origin = self._service.key, self._service.origin
         self.messages.append(Message(problem, kept, field, "Service", key, origin.file, origin.line, warning, event))
 
-    def _report_lost(self, want: WantedFrontend, winner: Claim) -> None:
+    def _report_lost(self, want: WantedFrontend, winner: FrontendClaim) -> None:
         service = self._service
-        reason = winner.reason_against(Claim.of(service, want.type))
+        reason = winner.reason_against(FrontendClaim.of(service, want.type))
         problem = f"{want.frontend.with_protocol()} is {reason}"
         self._report(path_text(want.field), problem, "the other frontends stay")
         self.contests.append(Contest(want.frontend, service.key, winner.key, self.messages[-1]))

@@ -95,7 +95,7 @@ class OperatorSource:
         """The drains of backends by address, also those that have ended."""
         return self._drains
 
-    def knows(self, subject: str) -> bool:
+    def has_state(self, subject: str) -> bool:
         """Return whether a state is set for `ADDRESS:PORT/PROTOCOL` or `pod/NAMESPACE/NAME`."""
         return subject in self._overrides
 
@@ -210,7 +210,7 @@ class OperatorSource:
             found = msgspec.json.decode(text, type=_DrainsOfList).drains
             self._drains = {L3n4Addr.parse(each.address).with_protocol(): each for each in found}
         except DECODING_ERRORS as error:
-            problem, kept = f"drains: {decoding_problem(error)}", "no drain goes on; the states that drains set hold"
+            problem, kept = f"drains: {decoding_problem(error)}", "no drain continues; the states that drains set stay"
             self._problems.append(Message(problem, kept, file=self._path))
 
 

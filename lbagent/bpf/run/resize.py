@@ -67,7 +67,7 @@ def resize(maps: KernelMaps, wanted: Sizes, artifact: Callable[[], Artifact], se
         fitting, problems = _fitting(maps, wanted, built, settings)
         if fitting == maps.sizes:
             return ResizeOutcome(fitting, problems)
-        change = SizeChange.anew(maps, fitting, settings)
+        change = SizeChange.create(maps, fitting, settings)
     except LbError as error:
         log.error("the maps keep their sizes", extra={"error": str(error)})
         return ResizeOutcome(maps.sizes, {SIZES: f"the maps keep their sizes: {error}"})

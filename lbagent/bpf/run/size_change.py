@@ -78,7 +78,7 @@ class SizeChange:
         self._after: Datapath | None = None
 
     @classmethod
-    def anew(cls, maps: KernelMaps, sizes: Sizes, settings: Settings) -> Self:
+    def create(cls, maps: KernelMaps, sizes: Sizes, settings: Settings) -> Self:
         """Make and pin the new maps beside the old ones, and copy the entries that only the agent writes."""
         before, after = pins.all_specs(maps.sizes), pins.all_specs(sizes)
         stage = pins.pin_dir(maps.bpffs) / STAGE

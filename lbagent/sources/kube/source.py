@@ -202,7 +202,10 @@ class KubeSource:
         for reflector in self._reflectors:
             if not reflector.listed.is_set():
                 fields = {"resource": reflector.resource.name}
-                log.warning("the Kubernetes API does not list an optional resource: the agent goes on", extra=fields)
+                log.warning(
+                    "the Kubernetes API does not list an optional resource: the agent continues without it",
+                    extra=fields,
+                )
 
     async def _give_first_lists(self, lists: asyncio.Task[None]) -> None:
         if self._resumes:

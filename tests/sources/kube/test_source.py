@@ -92,7 +92,7 @@ async def test_a_resource_whose_definition_is_new_is_given_time(api, tmp_path, c
             errors = [record.error for record in caplog.records if record.levelno >= logging.ERROR]  # type: ignore[attr-defined]
             assert len(errors) == lasts
             assert all("429" in each and "backendstates" in each for each in errors)
-            asked = [record for record in caplog.records if record.message == "the Kubernetes API asks for time"]
+            asked = [record for record in caplog.records if record.message == "the Kubernetes API requests a pause"]
             assert [(record.levelno, record.resource) for record in asked] == [
                 (logging.INFO, "backendstates.lbagent.io")
             ]  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains a flow that was found (ct_find.h), and the functions by which others use it. Design: docs/datapath.md, "the flow
- * table". Two buckets of four ways a flow, chosen by the client's address, port and protocol: both directions know these.
+ * table". Two buckets of four ways a flow, chosen by the client's address, port and protocol: both directions have these.
  *
  * Readers take no lock. An insert takes the primary bucket's version, as read before the look-up, by compare-and-swap: success
  * proves that no other CPU inserted there since, so one flow never gets two entries.

@@ -92,7 +92,7 @@ AI void ct_flow_close(struct ct_flow *f, u64 now)
 	WR16(f->seen_at, now);
 }
 
-/* Notes a packet of a known flow; returns the flow's value after it. `number`: for TCP, the number that the client's segment
+/* Records a packet of a known flow; returns the flow's value after it. `number`: for TCP, the number that the client's segment
  * acknowledges, or that would acknowledge the backend's SYN. A backend's packets keep only established flows alive. */
 AI u64 ct_refresh(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 number, u64 now, bool from_backend)
 {

@@ -91,7 +91,7 @@ AI u64 extra_snat_salt(const lb_addr *a)
 	return IS_EXTRA_SNAT_SOURCE(a, 4) ? 4 * EXTRA_SNAT_SALT : 0;
 }
 
-_Static_assert(MAX_EXTRA_SNAT == 4, "extra_snat_salt() asks for each of them");
+_Static_assert(MAX_EXTRA_SNAT == 4, "extra_snat_salt() checks each of them");
 
 /* Returns the number of the slot that a flow's value refers to, modulo the number of slots. */
 AI u64 snat_index_of_value(u64 value)
