@@ -1,4 +1,4 @@
-"""What the kernel tells of the drivers of devices."""
+"""The kernel's reports about the drivers of devices."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """An API server with the list and watch semantics of Kubernetes, and with faults. Versions, selectors, pages, bookmarks, 410.
 
-It knows nothing of lbagent: what a fresh list of it holds is what a source must hold. Runs in a test's event loop, or alone:
+It is independent of lbagent: a source must have the objects of a fresh list. Runs in a test's event loop, or alone:
 `python -m tests.kube.api_server PORT FILE` serves a JSON list of objects, read again whenever the file changes.
 """
 
@@ -33,7 +33,7 @@ NAMES = {path.rsplit("/", 1)[1]: kind for kind, path in PATHS.items()}
 
 
 class Entry(NamedTuple):
-    """A change: what an object was and became."""
+    """A change: an object before and after."""
 
     version: int
     old: Obj | None
@@ -67,7 +67,7 @@ def status(code: int, message: str = "", reason: str = "") -> Obj:
 
 
 class ApiServer:
-    """Objects, their history, and the connections that ask for them."""
+    """Objects, their history, and the connections that read them."""
 
     def __init__(self) -> None:
         self.version = 1000
@@ -111,7 +111,7 @@ class ApiServer:
         await self.change([], [(kind, key)])
 
     async def change(self, objs: Iterable[Obj], gone: Iterable[tuple[str, str]] = ()) -> None:
-        """Change some objects; a watch sees it all at once."""
+        """Change some objects; a watch gets all changes at once."""
         for obj in objs:
             kind, key = obj["kind"], key_of(obj)
             self.version += 1
@@ -154,7 +154,7 @@ class ApiServer:
                 transport.abort()
 
     def vanish(self) -> None:
-        """Say nothing on the connections that were made so far, ever: as a server that vanished without a word. New ones work."""
+        """Send nothing more on the existing connections, like a server that is gone without a FIN or RST. New ones work."""
         self._deaf |= self._peers
 
     def _is_silent_to(self, request: web.Request) -> bool:
@@ -162,7 +162,7 @@ class ApiServer:
         return self.is_silent or (transport is not None and transport.get_extra_info("peername") in self._deaf)
 
     def listed(self, kind: str, query: dict[str, str] | None = None) -> dict[str, Obj]:
-        """What a fresh list holds."""
+        """The objects of a fresh list."""
         return {key: obj for key, obj in sorted(self.objects[kind].items()) if is_selected(obj, query or {})}
 
     # --- serving ---
@@ -332,7 +332,7 @@ def bookmark(kind: str, version: int, annotations: dict[str, str] | None = None)
 
 
 async def main(port: int, path: str) -> None:
-    """Serve a file of objects for ever."""
+    """Serve a file of objects without end."""
     api, seen = ApiServer(), 0
     await api.start(port)
     while True:

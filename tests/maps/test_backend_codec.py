@@ -135,7 +135,7 @@ def test_what_keeps_clients_did_not_only_keep_them_once(local, keeps, was, flag)
 
 @pytest.mark.parametrize(("word", "bits"), [("TCP", 2), ("UDP", 3)])
 def test_bits_of_a_backend_that_pods_keep_their_address_to(word, bits):
-    """Its replies are looked at, and what is sent to it directly."""
+    """The prefilter matches its replies, and packets sent to it directly."""
     record = backend_codec.path_value(be(1, f"10.0.0.1:80/{word}"), PathInfo(keeps_pod=True), 0, selectable=True)
     address = bytes((10, 0, 0, 1))
     found = (prefilter.source_bit(address), prefilter.direct_bit(address), prefilter.datagram_bit(address))[:bits]

@@ -1,4 +1,4 @@
-"""The walker sees what is broken."""
+"""`verify` finds each inconsistency."""
 
 import struct
 

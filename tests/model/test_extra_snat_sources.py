@@ -1,4 +1,4 @@
-"""Numbers of extra SNAT addresses: an address keeps its own as long as it is asked for."""
+"""Numbers of extra SNAT addresses: an address keeps its own as long as it is wanted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIX = bytes(15) + b"\1"
 
 
 def test_new_addresses_get_free_numbers() -> None:
-    """In the order in which they are named; a second mention says nothing."""
+    """In the order in which they are given; a repetition has no effect."""
     found = ExtraSnatSources().renumbered([A, SIX, B, A])
     assert found == ExtraSnatSources((A, B), (SIX,))
     assert list(found.of_width(4)) == [(1, A), (2, B)]
@@ -21,7 +21,7 @@ def test_new_addresses_get_free_numbers() -> None:
 
 
 def test_an_address_keeps_its_number() -> None:
-    """Whatever the order, and whatever others come and go."""
+    """In any order, and independent of other addresses."""
     before = ExtraSnatSources((A, B, C), ())
     assert before.renumbered([C, A]) == ExtraSnatSources((A, b"", C))
     assert before.renumbered([C, A]).renumbered([D, C]) == ExtraSnatSources((D, b"", C))

@@ -1,4 +1,4 @@
-"""A family knows the size of its addresses and the names of its maps."""
+"""A family has the size of its addresses and the names of its maps."""
 
 import ipaddress
 

@@ -1,4 +1,4 @@
-"""Ids that run out: what is served goes on, what a change frees belongs to it, no namespace takes the share of another."""
+"""Exhausted ids: served frontends continue, ids that a change frees belong to it, no namespace takes the share of another."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def needs(row: SVC, now: Container[L3n4Addr], numbers: Container[L3n4Addr]) -> i
     ]
 )
 def test_any_history_of_full_maps(most: int, history: list[dict[int, frozenset[int]]]) -> None:
-    """Nothing served is lost, what is gone goes, no id is given twice, and no namespace grows beyond its share before the others."""
+    """No served frontend is lost, no id is assigned twice, and no namespace grows beyond its share before the others."""
     ids = assigner(CAPACITY)
     ids.max_endpoints_per_namespace = most
     before: dict[L3n4Addr, SVC] = {}

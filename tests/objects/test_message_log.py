@@ -1,4 +1,4 @@
-"""What a folder refuses is in the log once, by file and line; so is its end."""
+"""A fault of a folder is logged once, by file and line; so is its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Pods, Nodes and BackendStates mean for a Service: weights, addresses of the node, states; and that a change of them is seen."""
+"""The effect of Pods, Nodes and BackendStates on a Service: weights, addresses of the node, states; and of their changes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pod(name: str = "p", **more: Any) -> Pod:
 
 
 def test_an_endpoint_has_the_weight_of_the_pod_it_names() -> None:
-    """Whatever address that Pod has, and whichever other one has that of the endpoint; without a weight, that of its slice."""
+    """Independent of the Pod's address, and of another Pod with the endpoint's; without a weight, that of its slice."""
     named = piece(Endpoint(ONE, pod="d/p"), Endpoint(TWO, pod="d/q"), weight=100)
     watched = Watched(WEB, named, pod(weight=7, ips=()), pod("q"), pod("r", weight=9, ips=(ONE, TWO)))
     assert watched.weights() == {1: 7, 2: 100}

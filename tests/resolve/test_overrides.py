@@ -1,4 +1,4 @@
-"""Which BackendState holds when several sources say something of a backend, by its address or by its Pod."""
+"""The effective BackendState if several sources set a state for a backend, by its address or by its Pod."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_operator_contradicts_nobody() -> None:
 
 
 def test_endpoints_follow_their_pod() -> None:
-    """Said before the Pod has an endpoint, it holds for every backend that comes; taken back, all are as they were."""
+    """Set before the Pod has an endpoint, it applies to every later backend; its removal restores all states."""
     resolver = Resolver(Options("n", sources=SOURCES))
     override = of_pod(MAINTENANCE, SAID)
     service = Service(

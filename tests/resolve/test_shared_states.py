@@ -1,4 +1,4 @@
-"""Who has a backend, in which state, and who must be built again when that changes; rows in the order of their objects."""
+"""Owners of a backend, its state, and the owners to build again after a change; frontends in the order of their objects."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_an_owner_has_a_backend_once_however_often_it_says_so() -> None:
 
 
 def test_an_owner_that_keeps_a_backend_does_not_leave_it() -> None:
-    """What shares it is built again; a backend that only one has touches none."""
+    """Owners that share it are built again; a backend with one owner concerns no other."""
     shared = SharedStates()
     shared.update("one", (row(1, be(X)),))
     shared.update("two", (row(2, be(X), be(Y)),))

@@ -1,4 +1,4 @@
-"""What the operator says survives the agent, or is not said at all."""
+"""The operator's states survive the agent, or are not set at all."""
 
 from __future__ import annotations
 

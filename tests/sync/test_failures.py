@@ -1,4 +1,4 @@
-"""What fails is tried again in its time and named in the log once; what was written, or is not asked for any more, is forgotten."""
+"""A failure is retried when due and logged once; it is removed when the frontend is written or no longer wanted."""
 
 from __future__ import annotations
 

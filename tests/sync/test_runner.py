@@ -1,4 +1,4 @@
-"""A runner beside its target: when it is settled and in sync, when it calls again, and what it says of failures."""
+"""A runner and its target: when it is settled and in sync, when it calls again, and its reports of failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEXT = Desired(State(7))
 
 
 async def is_settled(runner: TargetRunner) -> bool:
-    """Say whether nothing is left to wait for."""
+    """Return whether nothing is left to wait for."""
     waiter = asyncio.create_task(runner.settled())
     for _ in range(5):
         await asyncio.sleep(0)
@@ -165,7 +165,7 @@ def test_a_target_of_whole_states_begins_with_nothing() -> None:
 
 
 class Pauses:
-    """Stands in for the Pacer; notes what it is told."""
+    """Replaces the Pacer; records its calls."""
 
     made: list[Pauses]
 

@@ -1,4 +1,4 @@
-"""The manifest folder: what is seen, what is kept, what is said."""
+"""The manifest folder: detected changes, kept objects, messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def service(name):
 
 
 class Follower:
-    """What a listener knows after the changes it was told."""
+    """The objects of a listener after the changes that it received."""
 
     def __init__(self, source):
         self.source = source
