@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from lbagent.errors import LbError
 from lbagent.kube.kube_client import Answer, ApiError, ServerUnreachable
 from lbagent.kube.server_contact import ServerContact
-from tests.kube.api_server import PATHS, Entry, Obj, bookmark, event, is_selected, key_of, status, told
+from tests.kube.api_server import PATHS, Entry, Obj, bookmark, event, event_line, is_selected, key_of, status
 
 NAMESPACE = "/api/v1/namespaces/kube-system"
 KINDS = {path: kind for kind, path in PATHS.items()}
@@ -58,12 +58,12 @@ class Watch:
         """Whether it has events to send."""
         return not self.is_over and bool(self._initial or self._wants_end or self._entries())
 
-    def say(self, count: int, how: str = "in order") -> None:
+    def send(self, count: int, how: str = "in order") -> None:
         """Send the next events: each once, or `twice`, or `shuffled`, which no server does before a list is whole."""
         lines, self._initial = self._initial[:count], self._initial[count:]
         for entry in self._entries()[: count - len(lines)]:
             self._at = entry.version
-            lines += [line for line in [told(entry, self._query)] if line]
+            lines += [line for line in [event_line(entry, self._query)] if line]
         if not (self._initial or self._wants_end) and how != "in order":
             lines *= 2
             if how == "shuffled":
@@ -77,7 +77,7 @@ class Watch:
 
     def bookmark(self) -> None:
         """Mark the end of the events, which also ends the list that comes first."""
-        self.say(len(self._initial) + len(self._entries()))
+        self.send(len(self._initial) + len(self._entries()))
         self._push(bookmark(self.kind, self._server.version, END if self._wants_end else None))
         self._at, self._wants_end = self._server.version, False
 

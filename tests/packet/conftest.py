@@ -24,7 +24,7 @@ WITHOUT_PROGRAMS = {"test_plain_frames.py", "test_wire.py"}  # they load none, u
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what loads programs."""
+    """Mark the tests that load programs."""
     for item in items:
         names = getattr(item, "fixturenames", ())
         loads = item.path.name not in WITHOUT_PROGRAMS or any(name.endswith("world") for name in names)
@@ -80,5 +80,5 @@ def fam(request: SubRequest) -> Family:
 
 @pytest.fixture(params=[XDP, TC_INGRESS])
 def hook(request: SubRequest) -> str:
-    """Run the test at each hook where requests come in."""
+    """Run the test at each hook that receives requests."""
     return str(request.param)

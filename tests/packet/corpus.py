@@ -1,4 +1,4 @@
-"""Frames the fuzzer starts from: everything the programs have a rule for, around flows that are under way."""
+"""Frames the fuzzer starts from: all kinds that the programs have a rule for, around existing flows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PORTS = {"mixed": 80, "maglev": 81, "sticky": 82, "empty": 83, "ranged": 84, "sm
 
 @dataclass
 class Scene:
-    """The seeds and what is allowed to come of them."""
+    """The seeds and their allowed outcomes."""
 
     world: World
     kinds: dict[str, list[tuple[str, int, bytes]]] = field(default_factory=dict)  # hook, device, frame

@@ -47,7 +47,7 @@ class Bad(AssertionError):
 
 
 class Checker:
-    """Judges what came of each frame; knows the scene and who has opened a flow since."""
+    """Checks the outcome of each frame; has the scene and the flows opened since."""
 
     def __init__(self, scene: Scene) -> None:
         """Take a scene whose flows are open."""
@@ -101,7 +101,7 @@ class Checker:
             self._translated(frame, before, out, after, hops=hops)
 
     def _answer(self, frame: bytes, before: wire.Wire, out: bytes, after: wire.Wire) -> None:
-        """The program's own words: a RST or an ICMP error about this very packet."""
+        """An answer of the program: a RST or an ICMP error about this packet."""
         self.seen["answered"] += 1
         if after.bad:
             raise Bad(f"an answer with a wrong checksum: {after.bad}")
@@ -188,7 +188,7 @@ class Checker:
 
 
 def is_cut(frame: bytes, before: wire.Wire, out: bytes, after: wire.Wire) -> bool:
-    """Say whether an IPv4 datagram left in fragments: what came out has another fragment offset."""
+    """Return whether an IPv4 datagram left in fragments: what came out has another fragment offset."""
     offsets = (
         int.from_bytes(data[at + 6 : at + 8], "big") & 0x1FFF for data, at in ((frame, before.l2), (out, after.l2))
     )

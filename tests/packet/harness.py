@@ -1,4 +1,4 @@
-"""Brings the programs into the kernel for a test: unpinned maps, one generation, a private namespace; all gone at the end."""
+"""Loads the programs for a test: unpinned maps, one generation, a private namespace; all removed at the end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SEEDS = Seeds(0x243F6A8885A308D3, 0x13198A2E03707344)  # fixed: the same flows m
 
 @contextmanager
 def one_cpu() -> Iterator[None]:
-    """Stay on one CPU: answers are counted by each apart, so that a flood which moves on is answered anew."""
+    """Stay on one CPU: each counts answers separately, so a flood that moves to another CPU gets new answers."""
     cpus = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cpus)})
     try:

@@ -55,7 +55,7 @@ LIVING = {  # what follows the handshake, and which FINs are seen then
 @ENDS
 @pytest.mark.parametrize("case", list(LIVING))
 def test_data_of_both_sides_after_it(world: World, fam: Family, hook: str, case: str, *, local: bool) -> None:
-    """The peer of a real RST would answer each of these segments with another one."""
+    """The peer of a real RST would answer each of these segments with another RST."""
     words, fin = LIVING[case]
     talk = play(opened(world, fam, hook, local=local), words)
     flow = table.only(world, fam)
@@ -91,7 +91,7 @@ def test_what_leaves_it_closed(world: World, fam: Family, hook: str, case: str, 
 
 @ENDS
 def test_a_syn_begins_a_handshake_as_before(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """What was seen after the RST is of the connection before."""
+    """Bits set after the RST belong to the connection before."""
     talk = opened(world, fam, hook, local=local)
     for words, state in (("R A S", NEW), ("<SA A", EST), ("R", CLOSING), ("<A", CLOSING), ("A", EST)):
         assert play(talk, words).state == state

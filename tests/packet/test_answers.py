@@ -1,4 +1,4 @@
-"""What the program itself answers: RST, port unreachable, and when it keeps silent."""
+"""The program's own answers: RST, port unreachable, and packets without an answer."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def test_wire_reads_answers(world: World, fam: Family) -> None:
 
 @pytest.mark.parametrize("proto", [TCP, UDP])
 def test_node_as_a_client_is_answered(world: World, fam: Family, proto: int) -> None:
-    """The answer to a packet that was leaving the node comes back to it: its own process learns at once that no backend serves."""
+    """The answer to a packet that was leaving the node comes back to it: its own process gets the error at once."""
     world.service(fam, fam.vip, 80, proto)
     frame = craft.frame(craft.segment(fam, proto, fam.node, 40000, fam.vip, 80, "S"), src=NODE_MAC, dst=ROUTER_MAC)
     out = world.run(TC_EGRESS, frame, world.net.lb0)

@@ -54,13 +54,13 @@ def noted(program: int, now: int, read: int, flags: int, *, from_backend: bool) 
 
 @pytest.mark.parametrize("from_backend", [False, True], ids=["client", "backend"])
 def test_two_fins_at_once_close_the_flow(program: int, *, from_backend: bool) -> None:
-    """The other side's FIN was noted between our look and our change: both are in the entry, and it closes."""
+    """The other side's FIN was recorded between read and change: both are in the entry, and it closes."""
     others = FIN_CLIENT if from_backend else FIN_BACKEND
     after = noted(program, value(EST, others), value(EST), FIN | ACK, from_backend=from_backend)
     assert after == value(CLOSING, FIN_CLIENT | FIN_BACKEND)
 
 
 def test_an_entry_that_is_another_flows_by_now_is_left_alone(program: int) -> None:
-    """A new generation, or another backend: our packet says nothing about it."""
+    """A new generation, or another backend: the packet has no effect on it."""
     for other in (value(EST) + 1, value(EST) + (1 << 44)):
         assert noted(program, other, value(EST), FIN | ACK, from_backend=False) == other

@@ -96,7 +96,7 @@ def test_it_changes_no_flow(world: World, fam: Family, hook: str, flags: str, *,
 
 
 def test_only_what_is_for_a_frontend_is_dropped(served: World, fam: Family, hook: str) -> None:
-    """Any other packet is not ours to judge."""
+    """Other packets are not checked."""
     frame = segment(fam, 4, dport=81)
     out = served.run(hook, frame)
     expect.untouched(out, frame)

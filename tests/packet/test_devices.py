@@ -1,4 +1,4 @@
-"""What the programs know of devices: their MAC addresses and pods behind them, also where several records want one place."""
+"""Device records: MAC addresses and pods behind a device, also if several records have the same position."""
 
 from __future__ import annotations
 

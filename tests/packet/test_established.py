@@ -1,4 +1,4 @@
-"""What a sender with a forged source cannot do: keep a SNAT port by what it sends or has answered. Time passes only where a test lets it."""
+"""A sender with a forged source cannot keep a SNAT port by its packets or their answers. Time passes only where a test sets it."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_an_established_flow_keeps_its_port(narrow_world: World, fam: Family, ho
 
 
 def test_the_last_second_of_silence_counts(narrow_world: World, fam: Family, hook: str) -> None:
-    """A client that went on a moment ago is left in peace: the port goes to a silent one's flow."""
+    """A client with a recent packet keeps its port: the port of a silent client is taken."""
     crowd = Crowd(narrow_world, fam, hook, TCP)
     crowd.talk(["S", "<SA"], *ALL)
     crowd.later(SLOT_UNIT)
@@ -147,7 +147,7 @@ def test_a_conversation_of_udp_that_lasts(narrow_world: World, fam: Family, hook
 
 
 def test_flows_that_close_give_way(narrow_world: World, fam: Family, hook: str) -> None:
-    """FIN of both sides, or RST: nobody waits for the port."""
+    """FIN of both sides, or RST: the port is free at once."""
     for end in (["FA", "<FA", "A"], ["R"], ["<R"]):
         crowd = Crowd(narrow_world, fam, hook, TCP)
         crowd.talk(["S", "<SA", "A", *end], *ALL)

@@ -1,4 +1,4 @@
-"""Extra SNAT addresses of the node, and replies that have nothing to do with them."""
+"""Extra SNAT addresses of the node, and replies that do not concern them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_local_backend_is_heard(extra_snat_world: World, fam: Family, hook: st
 
 
 def test_the_port_beside_one_that_is_held(extra_snat_world: World, fam: Family, hook: str) -> None:
-    """It is free: what the backend sends there is for no client."""
+    """It is free: the backend's packets to it are for no client."""
     for n in range(50):
         extra_snat_world.reset()
         crowd = Crowd(extra_snat_world, fam, hook)

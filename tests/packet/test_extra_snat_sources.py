@@ -78,7 +78,7 @@ class Crowd:
         return out
 
     def check(self) -> None:
-        """Every connection goes on, in both directions, as it was."""
+        """Every connection continues in both directions."""
         for each in self.clients:
             assert each.stays()
             assert each.is_answered()
@@ -127,7 +127,7 @@ def test_both_directions_byte_by_byte(extra_snat_world: World, fam: Family, hook
 
 
 def test_a_packet_of_no_flow_passes(extra_snat_world: World, fam: Family, hook: str) -> None:
-    """What comes to an extra SNAT address and is nobody's reply is the node's own: a free port, another backend, another address."""
+    """A packet to an extra SNAT address that is no reply is for the node itself: a free port, another backend, another address."""
     crowd = Crowd(extra_snat_world, fam, hook)
     other = extra_snat_world.backend(fam, fam.remote(2), 8080)
     crowd.establish(5)
@@ -229,7 +229,7 @@ def test_a_conversation_is_spared_while_another_address_has_ports(
 
 
 def test_an_address_that_the_node_lacks_is_not_used(extra_snat_world: World, fam: Family, hook: str) -> None:
-    """Its flows go on, new ones pass it over, and one that is opened anew moves to another address and gives its port back."""
+    """Its flows continue, new ones skip it, and one that is opened again moves to another address and releases its port."""
     crowd = Crowd(extra_snat_world, fam, hook)
     crowd.establish(5)
     moved = crowd.clients.pop()
@@ -261,7 +261,7 @@ def test_a_record_of_another_backend_is_passed_over(
 
 @pytest.mark.parametrize("proto", [TCP, UDP], ids=["tcp", "udp"])
 def test_an_address_that_was_taken_away(extra_snat_world: World, fam: Family, hook: str, proto: int) -> None:
-    """Only its flows end, as those of a backend that is gone: TCP hears a RST, UDP goes on from another address."""
+    """Only its flows end, as those of a backend that is gone: TCP gets a RST, UDP continues from another address."""
     crowd = Crowd(extra_snat_world, fam, hook, proto)
     crowd.establish(9)
     ident = crowd.backend.id + NUMBERS[fam.version][0] * (SMALL.backends // 5)

@@ -133,7 +133,7 @@ def test_reply_of_a_stranger_is_not_translated(world: World, fam: Family, hook: 
 
 
 def test_same_client_port_to_two_vips_and_one_local_backend(world: World, fam: Family, hook: str) -> None:
-    """Two flows that would have one reply tuple never share a local backend unless SNAT tells them apart."""
+    """Two flows that would have one reply tuple never share a local backend unless SNAT distinguishes them."""
     backends = [world.backend(fam, fam.local(n), 8080, local=True) for n in (1, 2)]
     services = [world.service(fam, vip, 80, TCP, backends) for vip in (fam.vip, fam.vip2)]
     for sport in range(44000, 44030):

@@ -25,7 +25,7 @@ def test_no_packet_breaks_a_rule(world: World) -> None:
 
 
 def test_checker_sees_what_is_wrong(world: World) -> None:
-    """The judge is not blind: wrong verdict, wrong target, wrong checksum, lost payload, wrong hop count."""
+    """The judge detects faults: wrong verdict, wrong target, wrong checksum, lost payload, wrong hop count."""
     scene = corpus.build(world)
     checker = Checker(scene)
     fam = craft.V4

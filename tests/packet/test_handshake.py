@@ -1,4 +1,4 @@
-"""What establishes a TCP flow, and what does not: the numbers of a handshake, and who has proved what by them."""
+"""What establishes a TCP flow, and what does not: the numbers of a handshake, and what they prove."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_client_cannot_answer_itself(talk: Numbered) -> None:
 
 
 def test_a_syn_of_the_backend_answers_nothing(talk: Numbered) -> None:
-    """Without ACK it opens a connection of its own: it acknowledges nothing, and begins nothing anew where one has ended."""
+    """Without ACK it opens a connection of its own: it acknowledges nothing, and restarts nothing after an end."""
     talk.say("S", seq=77)
     talk.hear("S", seq=ISN)
     talk.say("A", seq=78, ack=ISN + 1)
@@ -90,7 +90,7 @@ def test_data_of_the_client_proves_it_as_well(talk: Numbered) -> None:
 
 
 def test_a_new_syn_ack_counts(talk: Numbered) -> None:
-    """The backend began anew: its last number is the right one."""
+    """The backend restarted the handshake: its last number is the right one."""
     talk.say("S", seq=77)
     talk.hear("SA", seq=ISN, ack=78)
     talk.say("S", seq=99)
@@ -102,7 +102,7 @@ def test_a_new_syn_ack_counts(talk: Numbered) -> None:
 
 
 def test_a_challenge_ack_does_not_establish(talk: Numbered) -> None:
-    """A backend with a half-open connection of this port answers a SYN with an ACK (RFC 5961 §4.2), and nobody has proved anything."""
+    """A backend with a half-open connection of this port answers a SYN with an ACK (RFC 5961 §4.2), and neither side has proved anything."""
     talk.say("S", seq=77)
     talk.hear("A", seq=ISN, ack=12345)
     assert talk.state == NEW
@@ -123,7 +123,7 @@ def test_data_of_the_backend_establishes(talk: Numbered, flags: str) -> None:
 
 
 def test_acks_alone_do_not_establish(talk: Numbered) -> None:
-    """One ACK or five, whatever their numbers: nobody answered."""
+    """One ACK or five, with any numbers: the backend did not answer."""
     for number in (ISN, 0, 0x4000, ISN + 1, ISN):
         talk.say("A", seq=78, ack=number)
         assert talk.state == MID
@@ -142,7 +142,7 @@ def test_a_syn_after_stray_acks_begins_a_handshake(talk: Numbered) -> None:
 
 @pytest.mark.parametrize("opening", ["S", "A"])
 def test_refused_by_the_backend(talk: Numbered, opening: str) -> None:
-    """The RST reaches the client, and the port is free at once; the client may ask again."""
+    """The RST reaches the client, and the port is free at once; the client may try again."""
     talk.say(opening, seq=77, ack=5)
     out = talk.hear("RA", seq=0, ack=78)
     assert not out.dropped

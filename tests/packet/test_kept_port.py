@@ -1,4 +1,4 @@
-"""A connection without an entry, as its flow found no place or lost it, keeps its SNAT port: its backend knows it by that."""
+"""A connection without an entry, as its flow found no place or lost it, keeps its SNAT port, by which its backend identifies it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def loaded_crowded_world() -> Iterator[TimedWorld]:
 
 
 def test_a_port_that_comes_free_is_not_taken_instead(loaded_crowded_world: TimedWorld, fam: Family, hook: str) -> None:
-    """The SYN finds the bucket full of established flows; before the ACK ports come free, which the flow would have asked for earlier."""
+    """The SYN finds the bucket full of established flows; before the ACK, ports are freed that come earlier in the flow's order."""
     timed = loaded_crowded_world
     for n in range(ROUNDS):
         world = timed.reset()

@@ -1,4 +1,4 @@
-"""Leases of SNAT ports to the very tick: when a port is another one's to take, and when it is only taken from its flow.
+"""Leases of SNAT ports to the very tick: when a port is free, and when it is taken from its flow.
 
 One bucket of four entries, one SNAT port, and time stands still. A port whose lease is over is free; one that is taken from a flow
 counts as SNAT_RECLAIMED.
@@ -51,7 +51,7 @@ SHORT = {  # protocol, what is said, seconds
 
 @pytest.mark.parametrize("case", list(SHORT))
 def test_a_short_lease_ends_with_the_time_out(still_world: TimedWorld, fam: Family, hook: str, case: str) -> None:
-    """Up to the time-out the port has to be taken from the flow, and soon after it is free, though nobody has swept."""
+    """Up to the time-out the port has to be taken from the flow, and soon after it is free, also without a sweep."""
     proto, words, seconds = SHORT[case]
     for more, taken in ((0, True), (LATE, False)):
         still_world.reset()
@@ -74,7 +74,7 @@ def test_a_full_lease(still_world: TimedWorld, fam: Family, hook: str) -> None:
 def test_the_lease_of_an_established_flow_is_renewed_every_256_ticks(
     still_world: TimedWorld, fam: Family, hook: str
 ) -> None:
-    """A flow that speaks: the stamp of its slot is new after each multiple of 256, and not in between."""
+    """A flow with packets: the stamp of its slot is renewed after each multiple of 256, and not in between."""
     clock = still_world.clock
     talk = caller(still_world.world, fam, hook)
     talk.establish()
@@ -203,7 +203,7 @@ def test_a_handshake_without_an_entry_that_is_refused(still_world: TimedWorld, f
 
 
 def test_the_port_of_a_frontend_that_is_gone(still_world: TimedWorld, fam: Family, hook: str) -> None:
-    """Nobody can be told whose flow it was, so it may be taken at once."""
+    """The owner is unknown, so it may be taken at once."""
     world = still_world.world
     held = say(caller(world, fam, hook), "S")
     other = world.service(fam, fam.vip2, 80, TCP, held.service.backends)

@@ -56,7 +56,7 @@ def test_unknown_mtu_lets_everything_through(world: World, fam: Family, hook: st
 
 
 def test_a_route_by_a_device_that_carries_less(world: World, fam: Family, hook: str) -> None:
-    """A way without a next hop: its MTU is the path's to say, also where the kernel finds that the device has a smaller one."""
+    """A way without a next hop: the path record has its MTU, also if the device has a smaller one."""
     backend = world.backend(fam, fam.remote(1), 8080, mtu=0, nexthop=0)
     world.service(fam, fam.vip, 80, TCP, [backend])
     frame = big(fam, 2900)
@@ -181,7 +181,7 @@ def test_the_last_but_one_hop(world: World, fam: Family, hook: str) -> None:
 
 
 def test_the_last_hop_of_a_local_backends_reply(world: World, fam: Family, hook: str) -> None:
-    """The stack, through which its requests came, says that it ends here."""
+    """The stack, which passed its requests, reports the end of the path."""
     backend = world.backend(fam, fam.local(1), 8080, local=True)
     world.service(fam, fam.vip, 80, TCP, [backend])
     for say, hear in (("S", "SA"), ("A", "A")):

@@ -50,7 +50,7 @@ class Change:
     before: dict[str, int] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Let the programs that know both take over."""
+        """Install the programs that use both kinds of maps."""
         self.world.programs = self.both.programs
 
     def some(self, share: float) -> None:
@@ -189,7 +189,7 @@ def test_flows_keep_their_place(change_world: Change, fam: Family, proto: int, *
 
 
 def test_what_changes_meanwhile_is_taken_along(change_world: Change, fam: Family) -> None:
-    """A SYN that moves a flow, a backend that goes: the old entry obeys as any other, and what it says then is moved."""
+    """A SYN that moves a flow, a backend that goes: the old entry changes like any other, and its new contents are moved."""
     change = change_world
     talk = Talk(change, fam, TCP, local=False)
     talk.open(*range(40000, 40010))
@@ -253,7 +253,7 @@ def seen_words(world: World, fam: Family) -> list[tuple[int, ...]]:
 
 
 def test_slots_of_spilled_flows_are_moved(fam: Family) -> None:
-    """A flow in the spill map keeps its port, though no entry of the table speaks of its slot; and its bucket says so."""
+    """A flow in the spill map keeps its port, although no entry of the table refers to its slot; and its bucket has the stamp."""
     old = dataclasses.replace(SMALL, flow4=8, flow6=8, snat4=1 << 15, snat6=1 << 15, spill=4096)
     new = dataclasses.replace(old, flow4=1 << 10, flow6=1 << 10, snat4=1 << 16, snat6=1 << 16)
     for change in changes(old, new):

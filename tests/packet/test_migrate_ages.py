@@ -1,4 +1,4 @@
-"""Tables of another size, and what the ages of flows say then: who is moved, and who must prove that its port is its own."""
+"""Tables of another size, and the ages of flows: which are moved, and which must be checked for their port."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_has_expired_is_left_behind() -> None:
 
 
 def test_a_flow_that_is_still_in_the_old_table_proves_its_port() -> None:
-    """No sweeper comes there, so its age says nothing: who has lost its port gets one, and sends nothing from the lost one."""
+    """No sweeper runs there, so its age is not reliable: a flow that lost its port gets one, and sends nothing from the lost one."""
     for change in changes(OLD, NEW):
         for fam in FAMILIES.values():
             change.reset()

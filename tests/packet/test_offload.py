@@ -156,7 +156,7 @@ def test_path_mtu_is_learned(wired_world: tuple[World, ClientNet], fam: Family) 
 
 
 def soon(holds: Callable[[], bool]) -> bool:
-    """Ask until it holds, for a second at most: the device hands packets over when it likes."""
+    """Poll until it holds, for a second at most: the device delivers packets with a delay."""
     for _ in range(100):
         if holds():
             return True

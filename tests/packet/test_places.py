@@ -116,7 +116,7 @@ def test_the_node_asks_itself(world: World, fam: Family) -> None:
 
 
 def test_one_port_through_two_frontends_to_a_process_of_the_node(world: World, fam: Family, hook: str) -> None:
-    """The replies of the second connection could not be told from those of the first one."""
+    """The replies of the second connection would look like those of the first one."""
     backend = world.backend(fam, fam.node, 8080, local=True, host=True, nexthop=0)
     for vip in (fam.vip, fam.vip2):
         world.service(fam, vip, 80, TCP, [backend])

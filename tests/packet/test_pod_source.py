@@ -62,7 +62,7 @@ class Scene:
         return self.world.run(TC_EGRESS, frame, net.pod0, came_by=came_by or net.lb1)
 
     def is_answered(self, hook: str, flags: str = "SA", *, sport: int = PORT) -> bool:
-        """Let the backend answer; say whether the pod hears it from the frontend."""
+        """Let the backend answer; return whether the pod receives it from the frontend."""
         packet = self.reply(flags, sport=sport)
         assert self.comes_in(hook, packet).counted == {}, "counted where it leaves"
         out = self.leaves(packet)
@@ -221,13 +221,13 @@ def strict() -> Iterator[World]:
 
 
 def by_another_way(one: Scene) -> Outcome:
-    """Let the pod ask, and the backend's answer leave to it that came in by lb0, to which its route does not lead."""
+    """Send the pod's request, and the backend's answer to it, which came in by lb0, not the device of its route."""
     assert one.keeps(one.asks())
     return one.leaves(one.reply(), one.world.net.lb0)
 
 
 def test_ways_back_may_differ(world: World, fam: Family) -> None:
-    """A reply is believed on any device, as one to a SNAT port is."""
+    """A reply is accepted on any device, like one to a SNAT port."""
     one = scene(world, fam)
     assert expect.source(by_another_way(one)) == (one.service.address, 80)
 

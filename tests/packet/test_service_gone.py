@@ -1,4 +1,4 @@
-"""A Service, or one of its frontends, is removed while its connections live: each end is told at its next packet, none hangs."""
+"""A Service, or one of its frontends, is removed while its connections live: each end gets an error at its next packet, none hangs."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_udp_is_unreachable(world: World, fam: Family, hook: str, *, local: bool
 
 @BOTH_WAYS
 def test_a_datagram_without_an_answer_is_told_as_well(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """UDP has no handshake that would be left in peace: after the sweep the next one is unreachable."""
+    """UDP has no handshake to wait for: after the sweep the next one is unreachable."""
     backend = world.backend(fam, fam.local(1) if local else fam.remote(1), 53, UDP, local=local)
     service = world.service(fam, fam.vip, 53, UDP, [backend])
     frame = craft.frame(craft.udp(fam, fam.client, 40000, fam.vip, 53, bytes(100)))
@@ -103,7 +103,7 @@ def test_a_datagram_without_an_answer_is_told_as_well(world: World, fam: Family,
 
 @BOTH_WAYS
 def test_until_the_sweep_the_conversation_goes_on(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """Between the removal and the sweep both directions are translated as before: nobody waits for a lost packet."""
+    """Between the removal and the sweep both directions are translated as before: no end waits for a lost packet."""
     for proto in (TCP, UDP):
         world.reset()
         talk = Talk(world, fam, hook, proto, local=local)
@@ -116,7 +116,7 @@ def test_until_the_sweep_the_conversation_goes_on(world: World, fam: Family, hoo
 
 @BOTH_WAYS
 def test_the_end_of_a_connection_needs_no_sweep(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """What the fast path leaves to others is told at once."""
+    """Packets beyond the fast path get the error at once."""
     talk = Talk(world, fam, hook, TCP, local=local)
     talk.remove(swept=False)
     is_reset(talk.say("FA"), fam, Reason.REJECT_SERVICE_GONE)
@@ -127,7 +127,7 @@ def test_the_end_of_a_connection_needs_no_sweep(world: World, fam: Family, hook:
 def test_what_the_backend_says_reaches_the_client(
     world: World, fam: Family, hook: str, *, local: bool, goes_too: bool
 ) -> None:
-    """A client that only listens hears it from the frontend, answers, and is told; its own RST tells the backend."""
+    """A client that only receives gets a reply, answers, and gets a RST; its own RST ends the backend's side."""
     talk = Talk(world, fam, hook, TCP, local=local)
     talk.remove(backend=goes_too)
     answer = talk.hear()
@@ -144,7 +144,7 @@ def test_what_the_backend_says_reaches_the_client(
 def test_the_clients_rst_reaches_a_backend_that_is_gone(
     world: World, fam: Family, hook: str, gen: int, *, local: bool
 ) -> None:
-    """Whatever its generation was, also the last one before they begin anew: a second removal later it is nobody's."""
+    """Whatever its generation was, also the last one before the wrap: after a second removal it belongs to no flow."""
     backend = world.backend(fam, fam.local(1) if local else fam.remote(1), 8080, local=local, gen=gen)
     service = world.service(fam, fam.vip, 80, TCP, [backend])
     frames = {
@@ -177,7 +177,7 @@ def test_new_connections_are_the_stacks(world: World, fam: Family, hook: str, *,
 
 @BOTH_WAYS
 def test_other_frontends_of_the_backend_do_not_notice(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """A flow through the other frontend goes on, sweep or not."""
+    """A flow through the other frontend continues, with or without a sweep."""
     talk = Talk(world, fam, hook, TCP, local=local)
     frames = [craft.frame(craft.tcp(fam, fam.client2, 41000, fam.vip2, 80, flags)) for flags in ("S", "A")]
     before = world.run(hook, frames[0])
@@ -207,8 +207,8 @@ def test_a_frontend_that_comes_back_takes_the_flow_of_a_datagram(
 def test_the_next_connection_of_the_port_hears_its_own_replies(
     world: World, fam: Family, hook: str, *, swept: bool
 ) -> None:
-    """A local backend that went with its frontend is back under another; the client's port asks it. It has the connection of before and challenges
-    that SYN (RFC 5961 §4.2), so the next one comes from a SNAT port.
+    """A local backend that went with its frontend is back under another; the client's port connects to it. It has the earlier
+    connection and challenges that SYN (RFC 5961 §4.2), so the next one comes from a SNAT port.
     """
     talk = Talk(world, fam, hook, TCP, local=True)
     talk.remove(backend=True, swept=swept)

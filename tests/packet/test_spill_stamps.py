@@ -1,4 +1,4 @@
-"""How a bucket remembers that flows of it lie in the spill map: for as long as the oldest of them may live, and no longer.
+"""The stamp of a bucket with flows in the spill map: it is valid as long as the oldest of them may live, and no longer.
 
 One bucket of four entries, all of them held, and time stands still.
 """
@@ -34,7 +34,7 @@ def spilled(timed: TimedWorld, fam: Family, hook: str) -> Caller:
 
 @pytest.mark.parametrize("began", list(BEGAN))
 def test_a_spilled_flow_is_found_to_its_last_tick(still_world: TimedWorld, fam: Family, hook: str, began: str) -> None:
-    """Silent for the longest time-out it goes on to its backend, though its service has another one by now."""
+    """After the longest time-out without a packet it continues to its backend, although its service has another one by now."""
     still_world.clock.pass_ticks(BEGAN[began])
     talk = spilled(still_world, fam, hook)
     other = still_world.world.backend(fam, fam.local(2), 8080, local=True)

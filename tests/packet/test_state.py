@@ -99,7 +99,7 @@ def test_tcp_from_syn_to_close(world: World, fam: Family, hook: str, *, local: b
 def test_a_port_used_again_is_half_closed_by_one_side(
     world: World, fam: Family, hook: str, before: str, end: str, fin: int, *, local: bool
 ) -> None:
-    """How the connection before ended says nothing of the new one."""
+    """The end of the connection before does not affect the new one."""
     talk = Talk(world, fam, hook, TCP, local=local)
     for word in ["S", "<SA", "A", *before.split()]:
         (talk.hear if word.startswith("<") else talk.say)(word.lstrip("<"))
@@ -132,7 +132,7 @@ def test_syn_flood_makes_no_established_flow(world: World, fam: Family, hook: st
 
 
 def test_first_packet_in_the_middle(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """A flow whose SYN was not seen is marked so until it goes on."""
+    """A flow whose SYN was not seen has its own state until it continues."""
     talk = Talk(world, fam, hook, TCP, local=local)
     talk.say("A")
     assert talk.state == MID
@@ -225,7 +225,7 @@ def test_sweeper_counts_live_flows_by_backend(world: World, fam: Family, hook: s
 
 
 def test_a_run_of_the_sweeper(world: World, fam: Family) -> None:
-    """One run does eight buckets at most and says where the next one begins; it adds up the live flows, and keeps the tick that it was given."""
+    """One run does eight buckets at most and returns where the next one begins; it adds up the live flows, and keeps the tick that it was given."""
     world.service(fam, fam.vip, 80, TCP, [world.backend(fam, fam.remote(1), 8080)])
     for n in range(200):
         world.run(XDP, craft.frame(craft.tcp(fam, fam.client, 41000 + n, fam.vip, 80)))
@@ -264,7 +264,7 @@ def test_the_sweeper_counts_into_one_half(world: World, fam: Family, half: int) 
 
 
 def test_expired_flow_gives_its_place_to_a_new_one(world: World, fam: Family, hook: str) -> None:
-    """An expired connection that goes on after all is either the same as before or a new one, never a third party's."""
+    """An expired connection that continues is either the same as before or a new one, never that of another client."""
     talk = Talk(world, fam, hook, TCP, local=False)
     for packet in ("S", "<SA", "A"):
         (talk.hear if packet.startswith("<") else talk.say)(packet.lstrip("<"))

@@ -1,4 +1,4 @@
-"""Packets that look like ours and are not: impossible sources, source routes, replies to an address that no flow is sent from."""
+"""Packets that only look like those of flows: impossible sources, source routes, replies to an address that no flow is sent from."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_source_route(world: World, hook: str, kind: type[Packet]) -> None:
 
 
 def test_broken_options(world: World) -> None:
-    """An option that says it is shorter than its own head, or longer than the header, ends the search."""
+    """An option with a length below its own head, or beyond the header, ends the search."""
     fam = craft.V4
     backend = world.backend(fam, fam.remote(1), 8080)
     world.service(fam, fam.vip, 80, TCP, [backend])

@@ -110,7 +110,7 @@ def test_a_gone_flow_in_the_first_bucket_hides_none_in_the_second(
 def test_of_two_gone_flows_a_reply_is_the_living_ones(
     loaded_two_buckets_world: TimedWorld, fam: Family, *, ended: bool
 ) -> None:
-    """Both frontends of a client's port are gone, with the backend that had one address in both: who listens is told, and no other one."""
+    """Both frontends of a client's port are gone, with the backend that had one address in both: its receiver gets an error, and no other one."""
     timed, rounds = loaded_two_buckets_world, 0
 
     def meanwhile(old: Caller) -> None:

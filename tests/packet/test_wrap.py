@@ -1,4 +1,4 @@
-"""Ages wrap: what 16 bits (flows, 18 hours) and 12 bits (SNAT slots, 9 hours) can say never leads a packet to another client.
+"""Ages wrap: after 18 hours (16 bits of flows) or 9 hours (12 bits of SNAT slots) no packet goes to another client.
 
 A flow sends only from a port that is its own, however long it was silent and whether a sweeper ran or not; and a connection that is
 used within its time-out keeps its place.
@@ -72,9 +72,10 @@ def service(world: World, fam: Family, proto: int = TCP, port: int = 80) -> Serv
 def test_a_flow_of_any_age_keeps_its_hands_off_a_port_that_is_another_ones(
     one_port_world: TimedWorld, fam: Family, hook: str, sweeper: str
 ) -> None:
-    """Its port went to another client; hours and days later it speaks again.
+    """Its port went to another client; hours and days later it sends again.
 
-    The sweeper: none for days; one that died half-way after the port was given away; or one that comes only after the flow's age has wrapped.
+    The sweeper: none for days; one that stopped half-way after the port was taken; or one that comes only after the flow's age
+    has wrapped.
     """
     timed, world = one_port_world, one_port_world.reset()
     held = Caller(world, service(world, fam), hook=hook)
@@ -104,7 +105,7 @@ def test_a_flow_of_any_age_keeps_its_hands_off_a_port_that_is_another_ones(
 
 @contextmanager
 def undone(world: World, fam: Family, until: int) -> Iterator[None]:
-    """Put the tables back to what they were, and what the programs were told of ages."""
+    """Restore the tables, and the tick until which ages are reliable."""
     names = (f"lb{fam.version}_flow", f"lb{fam.version}_snat")
     kept = {}
     for name in names:
@@ -120,7 +121,7 @@ def undone(world: World, fam: Family, until: int) -> Iterator[None]:
 def test_without_an_agent_for_days_connections_in_use_keep_their_place(
     one_port_world: TimedWorld, fam: Family, hook: str
 ) -> None:
-    """Nobody sweeps for three days: a connection that speaks every hour goes on, and keeps the only port."""
+    """No sweep for three days: a connection with a packet every hour continues, and keeps the only port."""
     timed, world = one_port_world, one_port_world.reset()
     held = Caller(world, service(world, fam), hook=hook)
     held.establish()
@@ -137,7 +138,7 @@ def test_without_an_agent_for_days_connections_in_use_keep_their_place(
 def test_a_silent_connection_whose_port_is_still_its_own_goes_on(
     one_port_world: TimedWorld, fam: Family, hook: str
 ) -> None:
-    """Nobody wanted the port: at any age the next packet goes where the last one went, and from then on the port is not given away."""
+    """No other flow took the port: at any age the next packet goes to the same place, and from then on the port is kept."""
     for age in (TCP_TICKS + 5, WRAP - 1, WRAP, WRAP + 1, WRAP + 30, WRAP + 300, 2 * WRAP, 3 * WRAP + 30):
         timed, world = one_port_world, one_port_world.reset()
         held = Caller(world, service(world, fam), hook=hook)
@@ -204,7 +205,7 @@ WEIGHTS = [12] * 15 + [3] * (len(JUMPS) - 15)
 
 @dataclass
 class Model:
-    """What may be said of each client without a look into the tables."""
+    """The facts about each client without a look into the tables."""
 
     timed: TimedWorld
     fam: Family
@@ -225,7 +226,7 @@ class Model:
         return self.timed.clock.passed
 
     def lives(self, who: Caller) -> bool:
-        """Say whether it is established and its time-out is not over, real time and rounding aside.
+        """Return whether it is established and its time-out is not over, real time and rounding aside.
 
         A UDP flow that is silent may lose its port when another one wants it (docs/datapath.md, "States").
         """
@@ -271,7 +272,7 @@ class Model:
             self.did["established"] += 1
 
     def step(self) -> None:
-        """Let one thing happen."""
+        """Do one random event."""
         who = self.rng.choice(self.callers)
         what = self.rng.random()
         if what < 0.25:
@@ -323,7 +324,7 @@ def walked_world(request: pytest.FixtureRequest) -> Iterator[tuple[TimedWorld, i
 def test_no_answer_ever_goes_to_another_client(
     walked_world: tuple[TimedWorld, int], fam: Family, hook: str, sweeps: float
 ) -> None:
-    """Whoever speaks when, whatever was swept: the port a packet is sent from is its client's, and live connections stay."""
+    """With any order of packets and sweeps: the port a packet is sent from is its client's, and live connections stay."""
     timed, clients = walked_world
     model = model_of(timed, fam, hook, clients, sweeps)
     for _ in range(STEPS):

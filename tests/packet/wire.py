@@ -1,6 +1,6 @@
 """A small parser and checksum verifier for frames, written apart from the programs under test and from scapy.
 
-Quick enough to run on each of a few hundred thousand packets; `test_wire.py` holds it against scapy.
+Fast enough to run on each of a few hundred thousand packets; `test_wire.py` compares it with scapy.
 Sums: RFC 1071; pseudo headers: RFC 9293 §3.1, RFC 768, RFC 8200 §8.1.
 """
 
@@ -21,7 +21,7 @@ ICMP6_ERRORS = (1, 2, 3, 4)
 
 @dataclass
 class Wire:
-    """What a frame says, addresses as packed bytes, ports and lengths in host order."""
+    """The fields of a frame, addresses as packed bytes, ports and lengths in host order."""
 
     family: int = 0
     l2: int = 14  # bytes before the IP header

@@ -43,7 +43,7 @@ def test_a_missing_include_is_named_with_its_line(tmp_path):
 
 
 def test_the_compiler_agrees_with_every_layout():
-    """The prelude asserts sizes and offsets; here it meets the compiler."""
+    """The prelude asserts sizes and offsets; here it is compiled."""
     compiler.compile_text(prelude() + "int xdp(struct xdp_md *ctx) { return 2; }", BASE_FLAGS, "prelude")
 
 

@@ -1,4 +1,4 @@
-"""Replacing all programs under traffic: every packet meets one whole generation."""
+"""Replacing all programs under traffic: every packet is processed by one whole generation."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def replace_in_child(root, artifact, fds, steps):
 
 
 def test_killed_after_any_step_of_a_replacement_nothing_is_lost(root, started, artifact, second_artifact, fds):
-    """Each round: the replacement dies one step later, then the next one has to succeed; frames come all the time."""
+    """Each round: the replacement dies one step later, then the next one has to succeed; frames arrive all the time."""
     started.close()
     steps = 0
     with Traffic() as traffic:

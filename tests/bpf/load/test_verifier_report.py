@@ -1,4 +1,4 @@
-"""What the verifier walks: an older kernel walks more of the same program, and refuses it at a million instructions."""
+"""What the verifier walks: an older kernel walks more of the same program, and rejects it at a million instructions."""
 
 from __future__ import annotations
 

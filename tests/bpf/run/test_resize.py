@@ -1,4 +1,4 @@
-"""Tables of another size, while connections live: none of them is lost, no request fails, and dying on the way costs nothing."""
+"""Tables of another size, with live connections: none of them is lost, no request fails, also after a crash at any step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lab() -> Iterator[Lab]:
 
 
 class Connections:
-    """Open connections that ask again and again, and must always meet the backend they met first."""
+    """Open connections that send repeated requests, which must always reach their first backend."""
 
     def __init__(self, lab: Lab, count: int) -> None:
         self.open: list[tuple[socket.socket, str]] = []
@@ -92,7 +92,7 @@ def test_counters_go_along_when_there_are_more_backends() -> None:
 
 
 def test_tables_of_another_layout_are_not_touched() -> None:
-    """A change of sizes that was broken off stays as it is, for the version that began it."""
+    """An interrupted change of sizes stays as it is, for the version that began it."""
     with private_bpffs() as bpffs:
         KernelMaps.open(bpffs, SMALL).close()
         pin_settings(bpffs, settings_of_layout(FLOW_LAYOUT + 1))
@@ -239,7 +239,7 @@ def test_dying_at_any_step_costs_nothing(lab: Lab, monkeypatch: pytest.MonkeyPat
 
 
 def die(lab: Lab, monkeypatch: pytest.MonkeyPatch, wanted: Sizes, owner: object, name: str, turn: int) -> None:
-    """Begin a change that dies before the n-th time it comes to a step."""
+    """Begin a change that dies before the n-th execution of a step."""
     count = itertools.count(1)
     real = getattr(owner, name)
 
@@ -322,7 +322,7 @@ def test_while_a_change_is_half_done_both_tables_are_swept(lab: Lab) -> None:
 
 
 def lives(connection: tuple[socket.socket, str]) -> bool:
-    """Ask once more on a connection."""
+    """Send one more request on a connection."""
     try:
         return bool(request(connection[0]))
     except OSError:

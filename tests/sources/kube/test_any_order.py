@@ -102,8 +102,8 @@ deeds = st.one_of(
     st.tuples(st.just("delete"), kinds, names),
     st.tuples(st.just("flap"), kinds, names, numbers),
     st.tuples(st.just("node"), st.sampled_from(["a", "b", ""])),
-    st.tuples(st.just("say"), watched, counts, st.sampled_from(["in order", "twice", "shuffled"])),
-    st.tuples(st.just("say"), watched, counts, st.sampled_from(["in order", "twice", "shuffled"])),
+    st.tuples(st.just("send"), watched, counts, st.sampled_from(["in order", "twice", "shuffled"])),
+    st.tuples(st.just("send"), watched, counts, st.sampled_from(["in order", "twice", "shuffled"])),
     st.tuples(st.just("bookmark"), watched),
     st.tuples(st.just("cut"), watched),
     st.tuples(st.just("end"), watched),
@@ -143,10 +143,10 @@ def do(server: ScriptedServer, listener: Listener, word: str, *more: Any) -> Non
     elif word == "delete":
         kind, name = more
         server.delete(kind, name if kind == "BackendState" else f"default/{name}")
-    elif word == "flap":  # it comes and goes, and both are told at once, in some order
+    elif word == "flap":  # it comes and goes, and both are sent at once, in some order
         do(server, listener, "put", *more)
         do(server, listener, "delete", *more[:2])
-        do(server, listener, "say", more[0], 100, "shuffled")
+        do(server, listener, "send", more[0], 100, "shuffled")
     elif word == "node":
         (zone,) = more
         server.put(node(zone=zone)) if zone else server.delete("Node", NODE)
