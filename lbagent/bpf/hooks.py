@@ -44,7 +44,7 @@ class AttachPointKind(StrEnum):
 
 @dataclass(frozen=True)
 class AttachPoint:
-    """One thing programs are attached to: a network device by its name, a cgroup by its path."""
+    """An attach point of programs: a network device by its name, a cgroup by its path."""
 
     kind: AttachPointKind
     name: str
@@ -67,7 +67,7 @@ class AttachPoint:
 
 @dataclass(frozen=True)
 class Hook:
-    """One place for a program. Hooks of one `program` and target exclude one another: the two modes of XDP."""
+    """A hook of the kernel for a program. Hooks with one `program` and target exclude one another: the two modes of XDP."""
 
     name: str
     context: Context
@@ -77,11 +77,11 @@ class Hook:
     link_flags: int = 0
     clsact_parent: int = 0  # parent of its filter on a kernel without TCX; 0: it needs none
     xdp_mode: str = ""  # the device's mode while this is attached (IFLA_XDP_ATTACHED)
-    fallback: Hook | None = None  # what `--attach auto` takes where the device's driver lacks this one
-    companion: Hook | None = None  # comes and goes with this one, and does what this one leaves to it
+    fallback: Hook | None = None  # the choice of `--attach auto` if the device's driver lacks this one
+    companion: Hook | None = None  # attached and detached with this one, and processes the frames that this one leaves
 
     def __str__(self) -> str:
-        """Return the name, as `status` shows it."""
+        """Return the name for `status`."""
         return self.name
 
 
