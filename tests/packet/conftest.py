@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from _pytest.fixtures import SubRequest
 
 
-WITHOUT_PROGRAMS = {"test_plain_frames.py", "test_wire.py"}  # they load none, unless they ask for a world
+WITHOUT_PROGRAMS = {"test_plain_frames.py", "test_wire.py"}  # they load none, unless they use a world
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

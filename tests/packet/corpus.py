@@ -34,7 +34,7 @@ from tests.packet.world import (
     World,
 )
 
-POD_PORTS = (40600, 2600)  # of pods that ask; the second one is a SNAT port of the node too
+POD_PORTS = (40600, 2600)  # of client pods; the second one is a SNAT port of the node, too
 PORTS = {"mixed": 80, "maglev": 81, "sticky": 82, "empty": 83, "ranged": 84, "small": 85}
 
 

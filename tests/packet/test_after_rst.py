@@ -27,7 +27,7 @@ ENDS = pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 def play(talk: Talk, words: str) -> Talk:
     """Let a conversation take place; `<` is the backend's."""
     for word in words.split():
-        (talk.hear if word.startswith("<") else talk.say)(word.lstrip("<"))
+        (talk.from_backend if word.startswith("<") else talk.from_client)(word.lstrip("<"))
     return talk
 
 
@@ -171,11 +171,11 @@ def _nexthop(world: World, fam: Family) -> int:
 
 @ENDS
 def test_what_ended_with_its_backend_stays_ended(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """It was answered with RST: data of a backend that goes on does not bring the flow back where the frontend is served again."""
+    """It was answered with RST: further data of the backend does not establish the flow again when the frontend is served again."""
     talk = opened(world, fam, hook, local=local)
     source = talk.source
     world.remove_service(talk.service)
-    assert talk.say("FA").counted == {Reason.REJECT_SERVICE_GONE: 1}
+    assert talk.from_client("FA").counted == {Reason.REJECT_SERVICE_GONE: 1}
     world.service(fam, fam.vip, 80, TCP, [talk.backend], ident=talk.service.id)
     talk.source = source
     play(talk, "<PA A <PA")
@@ -206,11 +206,11 @@ def test_a_datagram_resets_nothing(world: World, fam: Family, hook: str) -> None
     """UDP has no such bits: its handshake word and the bit of a conversation that lasts are what they were."""
     talk = Talk(world, fam, hook, UDP, local=False)
     for _ in range(2):
-        talk.say("")
-        talk.hear("")
+        talk.from_client("")
+        talk.from_backend("")
     flow = table.only(world, fam)
     table.earlier_reply(world, fam, 4)
-    talk.say("")
+    talk.from_client("")
     after = table.only(world, fam)
     assert (flow.state, flow.fin, after.state, after.fin) == (EST, 0, EST, 1)
 
@@ -221,4 +221,4 @@ def test_it_is_counted_among_the_live_ones(world: World, fam: Family, hook: str)
     for words in ("R", "A", "<A"):
         play(talk, words)
         assert sweep(world, fam) == 1
-    assert expect.source(talk.say("A"))[1] == table.only(world, fam).snat_port
+    assert expect.source(talk.from_client("A"))[1] == table.only(world, fam).snat_port

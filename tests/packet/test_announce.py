@@ -72,22 +72,22 @@ def assert_answered(out: Outcome, fam: Family, target: str, asker: str = "") -> 
     """The sender gets the answer that `target` has VIP_MAC."""
     assert out.forwarded
     assert out.counted == {Reason.ANSWER_NEIGHBOR: 1}
-    said = Ether(out.packet)
-    assert (said.src, said.dst) == (VIP_MAC, ASKER)
+    answer = Ether(out.packet)
+    assert (answer.src, answer.dst) == (VIP_MAC, ASKER)
     asker = asker or fam.router
     if fam.version == 4:
-        arp = said[ARP]
+        arp = answer[ARP]
         assert (arp.hwtype, arp.ptype, arp.hwlen, arp.plen, arp.op) == (1, 0x0800, 6, 4, 2)
         assert (arp.hwsrc, arp.psrc, arp.hwdst, arp.pdst) == (VIP_MAC, target, ASKER, asker)
         return
     assert len(out.packet) == 14 + 40 + 32
-    assert (said[IPv6].src, said[IPv6].dst, said[IPv6].hlim, said[IPv6].plen) == (target, asker, 255, 32)
-    advert = said[ICMPv6ND_NA]
+    assert (answer[IPv6].src, answer[IPv6].dst, answer[IPv6].hlim, answer[IPv6].plen) == (target, asker, 255, 32)
+    advert = answer[ICMPv6ND_NA]
     assert (advert.code, advert.tgt, advert.R, advert.S, advert.O, advert.res) == (0, target, 0, 1, 1, 0)
-    assert said[ICMPv6NDOptDstLLAddr].lladdr == VIP_MAC
+    assert answer[ICMPv6NDOptDstLLAddr].lladdr == VIP_MAC
     found = advert.cksum
     del advert.cksum
-    assert Ether(bytes(said))[ICMPv6ND_NA].cksum == found
+    assert Ether(bytes(answer))[ICMPv6ND_NA].cksum == found
 
 
 def assert_passed(world: World, hook: str, packet: Packet, device: int = 0) -> None:
@@ -134,14 +134,14 @@ def test_an_address_that_is_looked_for_before_it_is_used(announcing_world: World
     assert_answered(out, V4, V4.vip, NONE[4])
     out = announcing_world.run(hook, bytes(request(V6, V6.vip, "::")))
     assert out.forwarded
-    said = Ether(out.packet)
-    assert (said.src, said.dst) == (VIP_MAC, "33:33:00:00:00:01")
-    assert (said[IPv6].src, said[IPv6].dst) == (V6.vip, "ff02::1")
-    advert = said[ICMPv6ND_NA]
+    answer = Ether(out.packet)
+    assert (answer.src, answer.dst) == (VIP_MAC, "33:33:00:00:00:01")
+    assert (answer[IPv6].src, answer[IPv6].dst) == (V6.vip, "ff02::1")
+    advert = answer[ICMPv6ND_NA]
     assert (advert.R, advert.S, advert.O) == (0, 0, 1)
     found = advert.cksum
     del advert.cksum
-    assert Ether(bytes(said))[ICMPv6ND_NA].cksum == found
+    assert Ether(bytes(answer))[ICMPv6ND_NA].cksum == found
 
 
 @HOOKS

@@ -81,7 +81,7 @@ def test_an_ipv4_header_shorter_than_one(world: World, hook: str, words: int) ->
 
 
 def test_an_ipv4_header_longer_than_its_packet(world: World, hook: str) -> None:
-    """The header says 60 bytes, the packet 60 in all, so there is no TCP header."""
+    """The header has 60 bytes, the packet 60 in all, so there is no TCP header."""
     serve(world, V4)
     goes_up_as_it_came(world, hook, patched(plain(V4), 0, b"\x4f"))
 

@@ -134,7 +134,7 @@ def test_what_is_no_direct_conversation_of_this_flow(world: World, fam: Family, 
 
 
 def test_the_other_protocol_of_a_pod(world: World, fam: Family, hook: str) -> None:
-    """Segments pass at the entry, but for a SYN, and so do datagrams to a pod with TCP alone; those from a pod are still found to be replies."""
+    """Segments except a SYN pass at the entry, and so do datagrams to a pod with TCP alone; those from a pod are still found to be replies."""
     one = scene(world, fam, hook)
     backend = world.backend(fam, one.pod.address, 8053, TCP, local=True)
     talk = Caller(world, world.service(fam, fam.vip, 53, TCP, [backend]), fam.local(2), PORT, hook)

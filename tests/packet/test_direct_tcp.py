@@ -415,7 +415,7 @@ def test_icmp_errors(one: Scene) -> None:
     check_error(told.packet, src=fam.client2, dst=one.pod.address, kind=fam.too_big(1320), quoted=l3(said), mtu=1320)
 
 
-# --- the direct connection first: no flow knows it ---
+# --- the direct connection first: there is no flow of it ---
 
 
 @pytest.mark.parametrize("said", ["A", "PA", "FA"])
@@ -450,7 +450,8 @@ def test_a_process_of_the_node_challenges(world: World, fam: Family, hook: str) 
 
 
 def test_a_segment_of_no_connection_opens_none(one: Scene) -> None:
-    """A port with the same mark has a direct connection; a segment of this one without a SYN passes untouched, as the pod may know it."""
+    """A port with the same mark has a direct connection; a segment of this one without a SYN passes untouched, as the pod may
+    have a connection of it."""
     service = one.caller.service
     Caller(one.caller.world, service, service.family.client2, SAME_MARK, one.caller.hook).establish()
     Direct(one.caller.world, one.pod, service.family.client2, SAME_MARK, one.caller.hook).open()

@@ -160,9 +160,9 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 def test_programs_write_the_same_bytes(world: World, golden: Golden) -> None:
     """The same conversation leaves the same bytes: an older version can continue with them after a downgrade."""
     talk = Talk(world, FAMILIES[golden.version], XDP, golden.proto, local=golden.local)
-    talk.say("S")
-    talk.hear("SA")
-    talk.say("A")
+    talk.from_client("S")
+    talk.from_backend("SA")
+    talk.from_client("A")
     version = golden.version
     entry = _read(world, f"lb{version}_flow", golden.position, ENTRY[version])
     seen = SEEN[version]
@@ -187,9 +187,9 @@ def test_a_reader_finds_what_the_programs_wrote(world: World, golden: Golden) ->
     """maps/flow_reader.py returns each field as the packets had it, and counts the flow for its backend."""
     fam, family = FAMILIES[golden.version], ModelFamily(golden.version)
     talk = Talk(world, fam, XDP, golden.proto, local=golden.local)
-    talk.say("S")
-    talk.hear("SA")
-    talk.say("A")
+    talk.from_client("S")
+    talk.from_backend("SA")
+    talk.from_client("A")
     (flow,) = (flow for piece in flow_reader.flows(world.maps, family) for flow in piece)
     seen = table.only(world, fam).seen
     assert (fam.text(flow.client), flow.client_port) == (fam.client, CLIENT_PORT)

@@ -157,7 +157,7 @@ def test_what_a_dead_agent_left_in_the_map_counts_for_nothing(world: World, fam:
     two = Two(world, fam, hook, UDP, local=False)
     two.move()
     assert two.former.begin_sweep()
-    sweep_former(world, fam, FormerBackends(world.maps))  # of the next agent, which knows nothing yet
+    sweep_former(world, fam, FormerBackends(world.maps))  # of the next agent, which has no record yet
     assert world.maps.items(MAP) == []
     assert two.of_a.stays("")
 

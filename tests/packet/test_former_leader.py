@@ -95,7 +95,7 @@ def test_each_byte_of_the_former_leader_s_mac_address_counts(heir: World, fam: F
 
 @pytest.mark.parametrize("ttl", [0, 1])
 def test_without_a_hop_left_it_is_the_stack_s(heir: World, fam: Family, hook: str, ttl: int) -> None:
-    """So two nodes that take each other for the former leader do not send it to and fro for ever."""
+    """So two nodes that take each other for the previous leader do not forward it in a loop."""
     frame = segment(fam, "A", ttl=ttl)
     outcome = heir.run(hook, frame)
     expect.untouched(outcome, frame)

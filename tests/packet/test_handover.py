@@ -87,7 +87,7 @@ def test_a_device_that_takes_no_frames_from_xdp(world: World, fam: Family) -> No
 
 
 def test_a_record_that_is_not_for_xdp(world: World, fam: Family) -> None:
-    """tc sends by a next-hop record that says so; XDP does not, neither a new flow nor an established one."""
+    """tc sends by a next-hop record with this mark; XDP does not, neither a new flow nor an established one."""
     world.device(world.net.lb1, 0, NODE2_MAC)
     hop = world.nexthop(world.net.lb1, BACKEND_MAC, NODE2_MAC, xdp=False)
     backend = world.backend(fam, fam.remote(1), 8080, nexthop=hop)
@@ -182,7 +182,7 @@ def test_tags_stay_with_the_frame(world: World, fam: Family, vlans: tuple[int, .
 
 
 def test_what_is_not_left_to_it_passes_tc_after_xdp(world: World, fam: Family) -> None:
-    """A request nobody left to it, one that XDP translated for a local backend, and a reply that it passed up: untouched, uncounted,
+    """A request without a mark, one that XDP translated for a local backend, and a reply that it passed up: untouched, uncounted,
     and the device's next program sees it."""
     local = world.backend(fam, fam.local(1), 8080, local=True)
     world.service(fam, fam.vip, 80, TCP, [local])

@@ -74,7 +74,7 @@ def test_half_way_through_a_resize(loaded_crowded_change: Change, fam: Family, *
     for one in kept:
         one.establish()
     for one in refused:
-        one.answer("R")  # ports come free that others would have asked for earlier
+        one.answer("R")  # ports are freed that come earlier in the order
     change.world.clear(f"lb{fam.version}_flow")
     change.begin()
     if moved:

@@ -169,10 +169,10 @@ def test_the_last_but_one_hop(world: World, fam: Family, hook: str) -> None:
     """TTL 2 is forwarded with 1, in both directions, by the first packets and by those of an established flow."""
     backend = world.backend(fam, fam.remote(1), 8080)
     service = world.service(fam, fam.vip, 80, TCP, [backend])
-    for say, hear in (("S", "SA"), ("A", "PA"), ("A", "A"), ("A", "A")):
-        frame = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, say, ttl=2, load=bytes(40)))
+    for client_flags, backend_flags in (("S", "SA"), ("A", "PA"), ("A", "A"), ("A", "A")):
+        frame = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, client_flags, ttl=2, load=bytes(40)))
         port = expect.forwarded_to(world.run(hook, frame), frame, backend)
-        answer = expect.remote_reply(fam, TCP, backend, port, hear, ttl=2, load=bytes(40))
+        answer = expect.remote_reply(fam, TCP, backend, port, backend_flags, ttl=2, load=bytes(40))
         expect.replied(world.run(hook, answer, world.net.lb1), answer, service, fam.client, 40000)
         last = expect.remote_reply(fam, TCP, backend, port, "A", ttl=1, load=bytes(40))
         out = world.run(hook, last, world.net.lb1)
@@ -184,9 +184,9 @@ def test_the_last_hop_of_a_local_backends_reply(world: World, fam: Family, hook:
     """The stack, which passed its requests, reports the end of the path."""
     backend = world.backend(fam, fam.local(1), 8080, local=True)
     world.service(fam, fam.vip, 80, TCP, [backend])
-    for say, hear in (("S", "SA"), ("A", "A")):
-        world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, say)))
-        last = expect.local_reply(fam, TCP, backend, fam.client, 40000, hear, ttl=1)
+    for client_flags, backend_flags in (("S", "SA"), ("A", "A")):
+        world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, client_flags)))
+        last = expect.local_reply(fam, TCP, backend, fam.client, 40000, backend_flags, ttl=1)
         out = world.run(hook, last, world.net.pod0)
         expect.untouched(out, last)
         assert out.counted == {Reason.PASS_TTL: 1}

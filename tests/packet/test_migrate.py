@@ -90,7 +90,7 @@ def changes(
     splice: Splice | None = None,
     options: Settings = DEFAULTS,
 ) -> Iterator[Change]:
-    """Load all three sets; `splice` changes the programs that know both kinds of maps, and those of the new ones."""
+    """Load all three sets; `splice` changes the programs that use both kinds of maps, and those of the new ones."""
     programs = artifact or builder.ensure_artifact()
     with ExitStack() as stack:
         world = stack.enter_context(open_world(options, sizes=old))

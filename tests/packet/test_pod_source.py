@@ -79,11 +79,11 @@ def scene(world: World, fam: Family, proto: int = TCP) -> Scene:
 def test_round_trip(world: World, fam: Family, hook: str, proto: int) -> None:
     """The destination alone is translated, and the stack routes; to it the conversation is one of pod and backend, both ways."""
     one = scene(world, fam, proto)
-    for say, hear in (("S", "SA"), ("A", "A"), ("PA", "PA")):
-        out = one.asks(say)
+    for client_flags, backend_flags in (("S", "SA"), ("A", "A"), ("PA", "PA")):
+        out = one.asks(client_flags)
         assert one.keeps(out)
         assert out.counted == {Reason.FWD_LOCAL: 1}
-        packet = one.reply(hear)
+        packet = one.reply(backend_flags)
         assert one.comes_in(hook, packet).counted == {}
         back = one.leaves(packet)
         expect.replied_in_place(back, craft.frame(packet, src=POD_MAC, dst=LOCAL_MAC), one.service)
@@ -93,12 +93,12 @@ def test_round_trip(world: World, fam: Family, hook: str, proto: int) -> None:
 @PROTOCOLS
 @pytest.mark.parametrize("sport", [PORT, DEFAULTS.snat_port_min, DEFAULTS.snat_port_max])
 def test_the_pod_is_a_backend_itself(world: World, fam: Family, hook: str, proto: int, sport: int) -> None:
-    """Whatever port it asks from, one that is a SNAT port of the node too."""
+    """From any port, also one that is a SNAT port of the node."""
     one = scene(world, fam, proto)
     world.backend(fam, one.pod, 9090, proto, local=True)
-    for say, hear in (("S", "SA"), ("A", "A"), ("PA", "PA")):
-        assert one.keeps(one.asks(say, sport=sport))
-        assert one.is_answered(hook, hear, sport=sport)
+    for client_flags, backend_flags in (("S", "SA"), ("A", "A"), ("PA", "PA")):
+        assert one.keeps(one.asks(client_flags, sport=sport))
+        assert one.is_answered(hook, backend_flags, sport=sport)
 
 
 @PROTOCOLS
@@ -162,7 +162,7 @@ def test_its_own_request_on_the_way_out_changes_nothing(world: World, fam: Famil
 
 @PROTOCOLS
 def test_a_flow_keeps_the_mode_it_was_made_with(world: World, fam: Family, hook: str, proto: int) -> None:
-    """From SNAT to the pod's own address and back: what is under way goes on as it was."""
+    """From SNAT to the pod's own address and back: existing flows continue unchanged."""
     one = scene(world, fam, proto)
     world.path_flags(one.backend, clear=PathFlag.KEEPS_POD)
     first = one.asks()

@@ -12,7 +12,7 @@ from tests.packet.craft import V4, V6, Family
 from tests.packet.test_icmp import Flow, check_error, l3
 from tests.packet.world import TCP, UDP, BackendRow, World
 
-# as the two bytes of an IPv4 header behind its identification these say: "do not fragment", no offset
+# as the two bytes of an IPv4 header behind its identification these mean "do not fragment", no offset
 PORT, CLIENT_PORT = 0x1234, 0x4000
 PORTS = PORT.to_bytes(2, "big") + CLIENT_PORT.to_bytes(2, "big")
 
@@ -101,7 +101,7 @@ def test_a_quoted_header_that_is_none(world: World, fam: Family, hook: str, prot
 
 @pytest.mark.parametrize("proto", [TCP, UDP])
 def test_padding_is_not_quoted(world: World, fam: Family, hook: str, proto: int) -> None:
-    """The packet ends where it says: what the frame holds behind it is neither read nor written, also where the packet would go on there."""
+    """The packet ends at its length: bytes of the frame behind it are neither read nor written, even if they would continue it."""
     backend = talk(world, fam, hook, proto)
     client = (fam.client, CLIENT_PORT)
     theirs, own = (

@@ -107,7 +107,7 @@ def test_both_make_the_flow_and_the_other_took_the_port_last(racing_world: Racin
 def test_a_flow_speaks_while_the_sweeper_takes_it(
     racing_world: RacingWorld, fam: Family, hook: str, *, local: bool
 ) -> None:
-    """The sweeper saw that it had expired; before it takes the entry a packet comes. The connection goes on."""
+    """The sweeper saw that it had expired; before it takes the entry a packet arrives. The connection continues."""
     world, points = racing_world.world, racing_world.points
     talk = caller(world, fam, hook, local=local)
     talk.establish()

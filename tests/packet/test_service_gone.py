@@ -25,18 +25,18 @@ class Talk:
         self.backend: BackendRow = world.backend(fam, address, 8080, proto, local=local)
         self.service: ServiceRow = world.service(fam, fam.vip, 80, proto, [self.backend])
         world.service(fam, fam.vip2, 80, proto, [self.backend])
-        self.at_backend = expect.source(self.say("S"))
-        self.hear("SA")
+        self.at_backend = expect.source(self.from_client("S"))
+        self.from_backend("SA")
         for _ in range(2):
-            assert expect.destination(self.say("A")) == self.backend.endpoint
+            assert expect.destination(self.from_client("A")) == self.backend.endpoint
 
-    def say(self, flags: str = "PA") -> Outcome:
+    def from_client(self, flags: str = "PA") -> Outcome:
         """Send a packet of the client, large enough for the fast path."""
         fam, numbers = self.fam, {"seq": 100, "ack": 555} if self.proto == TCP else {}
         packet = craft.segment(fam, self.proto, fam.client, 40000, fam.vip, 80, flags, load=bytes(100), **numbers)
         return self.world.run(self.hook, craft.frame(packet))
 
-    def hear(self, flags: str = "PA") -> Outcome:
+    def from_backend(self, flags: str = "PA") -> Outcome:
         """Send a packet of the backend; the client acknowledges its SYN."""
         numbers = {"seq": 554 if "S" in flags else 555} if self.proto == TCP else {}
         if self.local:
@@ -70,9 +70,9 @@ def test_tcp_is_reset(world: World, fam: Family, hook: str, *, local: bool, goes
     talk = Talk(world, fam, hook, TCP, local=local)
     talk.remove(backend=goes_too)
     for flags in ("PA", "A", "FA"):
-        is_reset(talk.say(flags), fam, Reason.REJECT_SERVICE_GONE)
+        is_reset(talk.from_client(flags), fam, Reason.REJECT_SERVICE_GONE)
     sweep(world, fam)
-    is_reset(talk.say(), fam, Reason.REJECT_SERVICE_GONE)
+    is_reset(talk.from_client(), fam, Reason.REJECT_SERVICE_GONE)
 
 
 @BOTH_WAYS
@@ -81,7 +81,7 @@ def test_udp_is_unreachable(world: World, fam: Family, hook: str, *, local: bool
     talk = Talk(world, fam, hook, UDP, local=local)
     talk.remove()
     for _ in range(2):
-        out = talk.say()
+        out = talk.from_client()
         assert out.counted == {Reason.REJECT_SERVICE_GONE: 1}
         seen = expect.parsed(out)
         assert seen.icmp == ((3, 3) if fam.version == 4 else (1, 4))
@@ -109,8 +109,8 @@ def test_until_the_sweep_the_conversation_goes_on(world: World, fam: Family, hoo
         talk = Talk(world, fam, hook, proto, local=local)
         talk.remove(swept=False)
         for _ in range(2):
-            assert expect.destination(talk.say()) == talk.backend.endpoint
-            answer = talk.hear()
+            assert expect.destination(talk.from_client()) == talk.backend.endpoint
+            answer = talk.from_backend()
             assert (expect.source(answer), expect.destination(answer)) == ((fam.vip, 80), (fam.client, 40000))
 
 
@@ -119,7 +119,7 @@ def test_the_end_of_a_connection_needs_no_sweep(world: World, fam: Family, hook:
     """Packets beyond the fast path get the error at once."""
     talk = Talk(world, fam, hook, TCP, local=local)
     talk.remove(swept=False)
-    is_reset(talk.say("FA"), fam, Reason.REJECT_SERVICE_GONE)
+    is_reset(talk.from_client("FA"), fam, Reason.REJECT_SERVICE_GONE)
 
 
 @BOTH_WAYS
@@ -130,12 +130,12 @@ def test_what_the_backend_says_reaches_the_client(
     """A client that only receives gets a reply, answers, and gets a RST; its own RST ends the backend's side."""
     talk = Talk(world, fam, hook, TCP, local=local)
     talk.remove(backend=goes_too)
-    answer = talk.hear()
+    answer = talk.from_backend()
     assert (expect.source(answer), expect.destination(answer)) == ((fam.vip, 80), (fam.client, 40000))
-    is_reset(talk.say("A"), fam, Reason.REJECT_SERVICE_GONE)
-    answer = talk.hear()
+    is_reset(talk.from_client("A"), fam, Reason.REJECT_SERVICE_GONE)
+    answer = talk.from_backend()
     assert expect.destination(answer) == (fam.client, 40000)
-    told = talk.say("R")
+    told = talk.from_client("R")
     assert (expect.source(told), expect.destination(told)) == (talk.at_backend, talk.backend.endpoint)
 
 
@@ -194,13 +194,13 @@ def test_a_frontend_that_comes_back_takes_the_flow_of_a_datagram(
     talk = Talk(world, fam, hook, UDP, local=local)
     talk.remove()
     world.service(fam, fam.vip, 80, UDP, [talk.backend])
-    out = talk.say()
+    out = talk.from_client()
     assert out.counted == {Reason.FWD_RESELECTED: 1}
     talk.at_backend = expect.source(out)
-    answer = talk.hear()
+    answer = talk.from_backend()
     assert (expect.source(answer), expect.destination(answer)) == ((fam.vip, 80), (fam.client, 40000))
     sweep(world, fam)
-    assert expect.destination(talk.say()) == talk.backend.endpoint
+    assert expect.destination(talk.from_client()) == talk.backend.endpoint
 
 
 @pytest.mark.parametrize("swept", [False, True], ids=["at_once", "after_a_sweep"])

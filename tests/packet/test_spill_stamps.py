@@ -21,7 +21,7 @@ STAMPS_AT = {
     4: 32 + 24 + 2,
     6: 64 + 48 + 2,
 }  # of a bucket's bytes: the entries of its second one, those of the spill map
-BEGAN = {"at once": 0, "late in a stamp": STAMP - 1, "as ticks begin anew": WRAP - Clock.START % WRAP + 3}
+BEGAN = {"at once": 0, "late in a stamp": STAMP - 1, "as ticks wrap": WRAP - Clock.START % WRAP + 3}
 
 
 def spilled(timed: TimedWorld, fam: Family, hook: str) -> Caller:

@@ -103,7 +103,7 @@ def test_source_route(world: World, hook: str, kind: type[Packet]) -> None:
         assert out.counted == {Reason.PASS_UNSUPPORTED: 1}
     through = routed(kind(routers=stops, pointer=12))  # beyond its 11 bytes: the route is at its end
     seen = wire.parse(world.run(hook, through).packet)
-    assert seen is not None  # scapy sums up the last stop in place of the destination, so the checksum says nothing
+    assert seen is not None  # scapy sums up the last stop in place of the destination, so the checksum proves nothing
     assert (seen.dst, seen.dport) == (fam.packed(backend.address), 8080)
     recorded = routed(IPOption_RR(routers=stops))
     expect.forwarded_to(world.run(hook, recorded), recorded, backend)

@@ -77,7 +77,7 @@ def test_a_place_that_was_freed_comes_before_one_that_is_held(still_world: Timed
 
 
 def test_one_that_has_expired_stays_while_an_entry_is_free(still_world: TimedWorld, fam: Family, hook: str) -> None:
-    """Its client may come back: the new flow has the only entry that nobody has."""
+    """Its client may come back: the new flow has the only free entry."""
     for turn in range(WAYS - 1):
         still_world.reset()
         flows = talks(still_world, fam, hook, count=WAYS - 1)
@@ -157,7 +157,7 @@ def test_who_enters_proves_its_own_handshake(still_world: TimedWorld, fam: Famil
     assert [flow.state for flow in table.flows(still_world.world, fam) if flow.port == new.port] == [table.NEW]
 
 
-ENDS = {  # protocol, what is said, ticks for which the entry is safe
+ENDS = {  # protocol, packets, ticks for which the entry is safe
     "middle": (TCP, ["A"], 1),
     "closing": (TCP, ["S", "<SA", "A", "<R"], ticks_of(DEFAULTS.timeout_closing_s)),
     "established": (TCP, ["S", "<SA", "A"], ticks_of(DEFAULTS.timeout_tcp_s)),

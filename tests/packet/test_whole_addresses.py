@@ -34,7 +34,7 @@ def scattered(fam: Family, seed: int) -> Family:
 
 @pytest.fixture(params=range(3))
 def wide(request: pytest.FixtureRequest, world: World, fam: Family) -> Family:
-    """Return such a family, whose SNAT address the filter knows."""
+    """Return such a family, whose SNAT address is in the filter."""
     made = scattered(fam, request.param)
     world.filter("snat", made.packed(made.node2))
     return made
@@ -45,10 +45,10 @@ def test_there_and_back(world: World, wide: Family, hook: str, proto: int) -> No
     """First packets and later ones, whole and with more headers (tagged, where XDP sees tags)."""
     backend = world.backend(wide, wide.remote(9), 8080, proto)
     service = world.service(wide, wide.vip, 80, proto, [backend])
-    for say, hear in (("S", "SA"), ("A", "A"), ("A", "A")):
-        request = craft.segment(wide, proto, wide.client, 40000, wide.vip, 80, say)
+    for client_flags, backend_flags in (("S", "SA"), ("A", "A"), ("A", "A")):
+        request = craft.segment(wide, proto, wide.client, 40000, wide.vip, 80, client_flags)
         port = expect.forwarded_to(world.run(hook, craft.frame(request)), craft.frame(request), backend)
-        answer = expect.remote_reply(wide, proto, backend, port, hear)
+        answer = expect.remote_reply(wide, proto, backend, port, backend_flags)
         expect.replied(world.run(hook, answer, world.net.lb1), answer, service, wide.client, 40000)
         if hook == XDP:
             out = world.run(hook, craft.frame(request, vlans=(7,)))

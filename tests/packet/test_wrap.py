@@ -95,7 +95,7 @@ def test_a_flow_of_any_age_keeps_its_hands_off_a_port_that_is_another_ones(
             assert taker.is_answered()
             if sweeper == "died" and passed < WRAP:
                 timed.sweep(fam, share=0.4)
-        with undone(world, fam, until):  # each age is met anew
+        with undone(world, fam, until):  # each age is tried from the start
             if sweeper == "late" and age > WRAP:
                 timed.sweep(fam)
             held.send("A")
@@ -213,7 +213,7 @@ class Model:
     callers: list[Caller]
     base: dict[int, int]  # by protocol: slot of port 0 towards the backend, modulo the number of slots
     sweeps: float  # how often
-    seen: dict[tuple[str, int, int], int] = field(default_factory=dict)  # established flows: when they were last heard
+    seen: dict[tuple[str, int, int], int] = field(default_factory=dict)  # established flows: time of their last packet
     did: Counter[str] = field(default_factory=Counter)
 
     def key(self, who: Caller) -> tuple[str, int, int]:
@@ -255,7 +255,7 @@ class Model:
         self.did["sent"] += 1
         return True
 
-    def hear(self, who: Caller, flags: str = "A") -> bool:
+    def from_backend(self, who: Caller, flags: str = "A") -> bool:
         """Let the backend answer, if the port is still this client's."""
         if who.backend is None or self.holder(who) != who.endpoint:
             return False
@@ -267,7 +267,13 @@ class Model:
     def open(self, who: Caller) -> None:
         """Establish a connection, if there is a port for it."""
         first = self.speak(who, "S")
-        if first and self.hear(who, "SA") and self.speak(who, "A") and self.hear(who, "PA") and self.speak(who, "A"):
+        if (
+            first
+            and self.from_backend(who, "SA")
+            and self.speak(who, "A")
+            and self.from_backend(who, "PA")
+            and self.speak(who, "A")
+        ):
             self.seen[self.key(who)] = self.now
             self.did["established"] += 1
 
@@ -282,14 +288,14 @@ class Model:
             self.did["swept"] += 1
         elif what < 0.5:
             self.open(who)
-        elif what < 0.55 and self.hear(who, "R" if who.service.proto == TCP else "A"):
+        elif what < 0.55 and self.from_backend(who, "R" if who.service.proto == TCP else "A"):
             self.seen.pop(self.key(who), None)
         elif what < 0.6:
             self.speak(who, "S")
         elif what < 0.85:
             self.speak(who, "A")
         else:
-            self.hear(who)
+            self.from_backend(who)
 
 
 def model_of(timed: TimedWorld, fam: Family, hook: str, clients: int, sweeps: float) -> Model:

@@ -79,7 +79,7 @@ def parse4(frame: bytes, at: int, limit: int, *, strict: bool) -> Wire | None:
         return None
     wire = Wire(family=4, l2=at, src=frame[at + 12 : at + 16], dst=frame[at + 16 : at + 20])
     wire.ttl, wire.proto = frame[at + 8], frame[at + 9]
-    wire.end = min(limit, at + total) if strict else limit  # what quoted lengths say is not believed
+    wire.end = min(limit, at + total) if strict else limit  # quoted lengths are not trusted
     wire.first = not ident_flags & 0x1FFF
     wire.fragment = bool(ident_flags & 0x3FFF)
     if ones_sum(frame[at : at + header]):

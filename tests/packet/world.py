@@ -275,7 +275,7 @@ class World:
             view[:] = record
 
     def path_flags(self, row: BackendRow, *, set_: int = 0, clear: int = 0, bump: bool = False) -> None:
-        """Change flags of a path as the planner does: one store of the meta word, generation bumped when asked."""
+        """Change flags of a path as the planner does: one store of the meta word, generation raised if `bump`."""
         codec = layout.LB4_PATH if row.family.version == 4 else layout.LB6_PATH
         at = row.id * codec.size + codec.offsets()["gen"]
         base = at & ~7
@@ -346,7 +346,7 @@ class World:
         return self.service(family, address, 0, 0, flags=TYPE_CLUSTER_IP, ident=0)
 
     def ranges(self, row: ServiceRow, cidrs: Iterable[str], value: int = 0) -> None:
-        """Enter source ranges (`ADDRESS/BITS`) of a frontend whose flags say so."""
+        """Enter source ranges (`ADDRESS/BITS`) of a frontend with this flag."""
         rows = []
         for cidr in cidrs:
             text, bits = cidr.split("/")

@@ -256,7 +256,7 @@ def test_pins_without_xdp_are_reused_where_it_is_needed(root, artifact, fds, net
 def test_what_is_attached_has_its_programs_replaced_though_it_is_not_wanted_any_more(
     root, started, artifact, second_artifact, fds, reloads
 ):
-    """`--attach tc` over a device with XDP: until tc is attached XDP goes on, with the new programs."""
+    """`--attach tc` over a device with XDP: until tc is attached XDP continues, with the new programs."""
     before = counter(fds, ENTRY)
     with Traffic() as traffic:
         if reloads:

@@ -289,7 +289,7 @@ def test_a_change_that_fails_half_way_is_finished_without_a_restart(lab: Lab) ->
     assert load.tally.syns_again == 0
     assert not any("half done" in text for text in cluster.agent.json("status")["problems"])
     text = cluster.agent.log.read_text()
-    assert "link-detached" not in text, "the programs that know both kinds of maps are those the agent put there"
+    assert "link-detached" not in text, "the agent attached the programs that use both kinds of maps"
     assert "pin-missing" not in text
     assert process.poll() is None
 
