@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 
 from lbagent.model.address import L3n4Addr
 from lbagent.model.state import State
-from lbagent.sync.target_protocol import Desired, Failure
+from lbagent.sync.backoff import Failure
+from lbagent.sync.target_protocol import Desired
 
 
 class SnapshotTarget(ABC):
