@@ -37,7 +37,7 @@ def tiny(folder: Path, generation: int = 1):
 
 
 def config_record(**options) -> bytes:
-    return program_settings.pack_config(program_settings.Settings(**options), SMALL_SIZES, SEEDS, jiffies.hz())
+    return program_settings.pack_config(program_settings.ProgramSettings(**options), SMALL_SIZES, SEEDS, jiffies.hz())
 
 
 @contextlib.contextmanager

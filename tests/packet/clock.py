@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.load import program_settings
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.run.sweep import trust_ages
 from lbagent.kernel import bpf_map, jiffies
 from lbagent.kernel.opcodes import LDX_U64, insn
@@ -110,7 +110,7 @@ class TimedWorld:
 
 
 @contextmanager
-def open_timed_world(options: Settings = DEFAULTS, sizes: Sizes = SMALL) -> Iterator[TimedWorld]:
+def open_timed_world(options: ProgramSettings = DEFAULTS, sizes: Sizes = SMALL) -> Iterator[TimedWorld]:
     """Load every program with a clock of its own."""
     clock = Clock()
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.errors import Unsupported
 from tests.packet.clock import TimedWorld, open_timed_world
 from tests.packet.craft import FAMILIES, Family
@@ -53,7 +53,7 @@ def world(loaded_world: World) -> World:
 @pytest.fixture(scope="session")
 def loaded_announcing_world() -> Iterator[World]:
     """Load programs that announce."""
-    with open_world(Settings(announce=True)) as world:
+    with open_world(ProgramSettings(announce=True)) as world:
         yield world
 
 
@@ -61,7 +61,7 @@ def loaded_announcing_world() -> Iterator[World]:
 def loaded_still_world() -> Iterator[TimedWorld]:
     """Load programs with one bucket of four entries and one SNAT port, for which time stands still."""
     sizes = dataclasses.replace(SMALL, flow4=4, flow6=4, snat4=64, snat6=64)
-    with open_timed_world(Settings(snat_port_min=2000, snat_port_max=2000), sizes) as timed:
+    with open_timed_world(ProgramSettings(snat_port_min=2000, snat_port_max=2000), sizes) as timed:
         yield timed
 
 

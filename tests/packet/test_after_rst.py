@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
 from tests.packet.clock import TimedWorld, ticks_of
@@ -19,7 +19,7 @@ from tests.packet.world import TCP, UDP, World
 
 __all__ = ["narrow_world", "one"]  # fixtures
 
-DEFAULTS = Settings()
+DEFAULTS = ProgramSettings()
 BOTH_FIN = 3
 ENDS = pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 

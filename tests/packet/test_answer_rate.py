@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from scapy.layers.inet import TCP as TcpLayer
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import NODE_MAC, Family
@@ -23,7 +23,7 @@ NEAR_GROUPS = {4: ("223.255.255.10", "203.0.113.10"), 6: ("fe80::10", "fd00:ff::
 @pytest.fixture(scope="module")
 def slow_world() -> Iterator[World]:
     """Load programs that may answer five times a second, on one CPU."""
-    with one_cpu(), open_world(Settings(reject_rate=RATE)) as world:
+    with one_cpu(), open_world(ProgramSettings(reject_rate=RATE)) as world:
         yield world
 
 

@@ -8,7 +8,7 @@ import pytest
 from scapy.layers.inet import TCP as TcpLayer
 from scapy.packet import Raw
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, wire
 from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family
@@ -212,7 +212,7 @@ def test_first_fragment_is_answered_and_later_ones_are_not(world: World, hook: s
 @pytest.fixture(scope="module")
 def slow_world() -> Iterator[World]:
     """Load programs that may answer only five times a second and CPU."""
-    with open_world(Settings(reject_rate=5)) as world:
+    with open_world(ProgramSettings(reject_rate=5)) as world:
         yield world
 
 
@@ -232,7 +232,7 @@ def test_answers_are_limited(slow_world: World, fam: Family, hook: str, proto: i
 
 def test_nothing_is_answered_at_rate_zero() -> None:
     """`--reject-rate 0` turns answers off."""
-    with open_world(Settings(reject_rate=0)) as world:
+    with open_world(ProgramSettings(reject_rate=0)) as world:
         for fam in (craft.V4, craft.V6):
             empty_service(world, fam)
             out = world.run(XDP, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80)))

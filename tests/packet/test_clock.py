@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
 from tests.packet.caller import Caller, sweep
@@ -19,8 +19,8 @@ from tests.packet.harness import SMALL, one_cpu
 from tests.packet.test_state import TIMEOUTS
 from tests.packet.world import TCP, UDP, XDP, World
 
-DEFAULTS = Settings()
-ONE_PORT = Settings(snat_port_min=2000, snat_port_max=2000)
+DEFAULTS = ProgramSettings()
+ONE_PORT = ProgramSettings(snat_port_min=2000, snat_port_max=2000)
 HOUR_S = 3600
 
 

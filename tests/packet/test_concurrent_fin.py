@@ -34,7 +34,7 @@ def program(request: pytest.FixtureRequest, loaded_world: World) -> Iterator[int
     """Compile and load the program that notes one packet beside another CPU's."""
     unit = Unit("refresh", SOURCE, "xdp", ("-DLB_HOOK_XDP", f"-DLB_FAMILY={request.param}"))
     (made,) = builder.compile_unit(unit, unit_text(unit), builder.unit_flags(unit))
-    config = program_settings.pack_config(program_settings.Settings(), SMALL, SEEDS, jiffies.hz())
+    config = program_settings.pack_config(program_settings.ProgramSettings(), SMALL, SEEDS, jiffies.hz())
     with generation_maps(config) as own:
         fd = load_program(with_constants(made, config), with_old_maps({**loaded_world.maps.fds, **own}))  # type: ignore[attr-defined]
     yield fd

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.layout import DeviceFlag
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
@@ -277,7 +277,7 @@ def test_nothing_is_left_when_both_are_silent(still_world: TimedWorld, fam: Fami
     one.asks_pod()
     both_are_right(one)
     assert (len(table.flows(world, fam)), table.held_slots(world, fam)) == (1, 1)
-    still_world.clock.pass_ticks(ticks_of(Settings().timeout_udp_s) + 2)
+    still_world.clock.pass_ticks(ticks_of(ProgramSettings().timeout_udp_s) + 2)
     still_world.sweep(fam)
     assert (table.flows(world, fam), table.held_slots(world, fam)) == ([], 0)
     assert one.pod_answers()
@@ -292,7 +292,7 @@ def test_a_flow_that_waits_for_its_port_expires(still_world: TimedWorld, fam: Fa
     one.caller.send()
     assert one.caller.is_answered()
     one.asks_pod()
-    still_world.clock.pass_ticks(ticks_of(Settings().timeout_udp_s) + 2)
+    still_world.clock.pass_ticks(ticks_of(ProgramSettings().timeout_udp_s) + 2)
     still_world.sweep(fam)
     assert table.flows(world, fam) == []
     one.asks_pod()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from scapy.packet import Packet
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.layout import DeviceFlag
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
@@ -209,7 +209,7 @@ def test_both_flows_expire(still_world: TimedWorld, fam: Family, hook: str) -> N
     one.caller.establish()
     one.direct.open()
     assert Direct(world, one.pod, fam.client2, SAME_MARK, hook).passes("PA", counted=1)
-    still_world.clock.pass_ticks(ticks_of(Settings().timeout_tcp_s) + 4)
+    still_world.clock.pass_ticks(ticks_of(ProgramSettings().timeout_tcp_s) + 4)
     still_world.sweep(fam)
     assert (table.flows(world, fam), table.held_slots(world, fam)) == ([], 0)
     assert one.direct.passes("S", counted=1)
@@ -224,7 +224,7 @@ def test_a_syn_that_comes_once_more_does_not_end_the_mark_early(
     one.caller.establish()
     one.direct.open()
     one.direct.send("S")
-    still_world.clock.pass_ticks(ticks_of(Settings().timeout_new_s) + 8)
+    still_world.clock.pass_ticks(ticks_of(ProgramSettings().timeout_new_s) + 8)
     assert Direct(still_world.world, one.pod, fam.client2, SAME_MARK, hook).passes("PA", counted=1)
     one.both_are_right()
 
@@ -269,7 +269,7 @@ def test_a_backend_in_maintenance(one: Scene) -> None:
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[World]:
     """Load programs with one SNAT port."""
-    with open_world(Settings(snat_port_min=2000, snat_port_max=2000)) as world:
+    with open_world(ProgramSettings(snat_port_min=2000, snat_port_max=2000)) as world:
         yield world
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Event, Reason
 from tests.packet import craft, expect, table
 from tests.packet.clock import open_timed_world
@@ -20,7 +20,7 @@ PORTS = 4
 @pytest.fixture(scope="module")
 def narrow_world() -> Iterator[World]:
     """Load programs with four SNAT ports, for which time stands still."""
-    options = Settings(snat_port_min=2000, snat_port_max=2000 + PORTS - 1)
+    options = ProgramSettings(snat_port_min=2000, snat_port_max=2000 + PORTS - 1)
     with open_timed_world(options) as timed:
         yield timed.world
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.layout import PathFlag
 from lbagent.maps.reasons import Reason
 from lbagent.model.extra_snat_sources import ExtraSnatSources
@@ -24,7 +24,7 @@ TEXTS = {4: ("203.0.113.77", "203.0.113.79"), 6: ("2001:db8:feed::77", "2001:db8
 NUMBERS = {4: (1, 3), 6: (2, 4)}  # the others are free: addresses that were taken away
 PACKED = {version: [FAMILIES[version].packed(text) for text in TEXTS[version]] for version in (4, 6)}
 EXTRA_SNAT = ExtraSnatSources((PACKED[4][0], b"", PACKED[4][1]), (b"", PACKED[6][0], b"", PACKED[6][1]))
-FOUR_PORTS = Settings(snat_port_min=PORTS[0], snat_port_max=PORTS[-1], extra_snat=EXTRA_SNAT)
+FOUR_PORTS = ProgramSettings(snat_port_min=PORTS[0], snat_port_max=PORTS[-1], extra_snat=EXTRA_SNAT)
 AGE = 3 * table.SLOT_UNIT  # ticks
 
 
@@ -45,7 +45,7 @@ def extra_snat_world(loaded_extra_snat_world: World) -> World:
 @pytest.fixture(scope="module")
 def loaded_one_port_world() -> Iterator[World]:
     """Load programs with a single SNAT port."""
-    with open_world(Settings(snat_port_min=2000, snat_port_max=2000, extra_snat=EXTRA_SNAT)) as world:
+    with open_world(ProgramSettings(snat_port_min=2000, snat_port_max=2000, extra_snat=EXTRA_SNAT)) as world:
         yield world
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
 from tests.packet.craft import Family
@@ -31,7 +31,7 @@ def tiny_world() -> Iterator[World]:
 @pytest.fixture(scope="module")
 def few_ports_world() -> Iterator[World]:
     """Load programs with four SNAT ports."""
-    with open_world(Settings(snat_port_min=2000, snat_port_max=2003)) as world:
+    with open_world(ProgramSettings(snat_port_min=2000, snat_port_max=2003)) as world:
         yield world
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet.clock import TimedWorld, open_timed_world, ticks_of
 from tests.packet.craft import Family
@@ -16,7 +16,7 @@ from tests.packet.test_clock import caller
 from tests.packet.test_migrate import Change, changes
 from tests.packet.world import XDP
 
-FEW_PORTS = Settings(snat_port_min=2000, snat_port_max=2031)
+FEW_PORTS = ProgramSettings(snat_port_min=2000, snat_port_max=2031)
 ENTRIES = 4
 CALLERS = 12
 ROUNDS = 24
@@ -44,7 +44,7 @@ def test_a_port_that_comes_free_is_not_taken_instead(loaded_crowded_world: Timed
         port = late.source
         for other in others[:ENTRIES]:
             other.answer("R")
-        timed.clock.pass_ticks(ticks_of(Settings().timeout_closing_s) + 1)
+        timed.clock.pass_ticks(ticks_of(ProgramSettings().timeout_closing_s) + 1)
         timed.sweep(fam)
         late.send("A")
         assert late.source == port, n

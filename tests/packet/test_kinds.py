@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import LOCAL_MAC, POD_MAC, Family
@@ -22,7 +22,7 @@ KINDS = pytest.mark.parametrize(
 @pytest.fixture(scope="module")
 def closed_world() -> Iterator[World]:
     """Load programs with `--external-clusterip` off."""
-    with open_world(Settings(external_clusterip=False)) as world:
+    with open_world(ProgramSettings(external_clusterip=False)) as world:
         yield world
 
 

@@ -10,7 +10,7 @@ import dataclasses
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Event, Reason
 from tests.packet import table
 from tests.packet.caller import Caller
@@ -19,7 +19,7 @@ from tests.packet.craft import Family
 from tests.packet.test_clock import caller, newcomer
 from tests.packet.world import TCP, UDP
 
-DEFAULTS = Settings()
+DEFAULTS = ProgramSettings()
 MARGIN = 528  # ticks that a full lease is longer than the longest time-out (docs/datapath.md, "Ages that wrap")
 LATE = 3 * UNIT  # ticks after its time-out a short lease is over at the latest: it counts units
 EXHAUSTED = {Reason.DROP_SNAT_EXHAUSTED: 1}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import expect, table
 from tests.packet.caller import Caller
@@ -16,7 +16,7 @@ from tests.packet.clock import TimedWorld, ticks_of
 from tests.packet.craft import FAMILIES, Family
 from tests.packet.world import TCP, BackendRow, World
 
-DEFAULTS = Settings()
+DEFAULTS = ProgramSettings()
 STALE = ticks_of(DEFAULTS.timeout_tcp_s) + 8 * 70  # ticks: a port is free when its flow was silent for so long
 BOTH_WAYS = pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 ADDRESS_BITS = {

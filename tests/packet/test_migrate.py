@@ -14,7 +14,7 @@ from lbagent.bpf.compiler import builder
 from lbagent.bpf.compiler.artifact import Artifact
 from lbagent.bpf.load import program_settings
 from lbagent.bpf.load.loader import Generation, load_generation
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.run.migrate import MigrationResult, migrate_flows, resized_flow_maps, try_migration
 from lbagent.kernel import bpf_prog, jiffies
 from lbagent.maps import pins
@@ -88,7 +88,7 @@ def changes(
     new: Sizes,
     artifact: Artifact | None = None,
     splice: Splice | None = None,
-    options: Settings = DEFAULTS,
+    options: ProgramSettings = DEFAULTS,
 ) -> Iterator[Change]:
     """Load all three sets; `splice` changes the programs that use both kinds of maps, and those of the new ones."""
     programs = artifact or builder.ensure_artifact()
@@ -279,7 +279,7 @@ def test_a_try_says_what_has_no_room_and_changes_nothing(loaded_change: Change, 
     talk.open(*range(40000, 40200))
     small = dataclasses.replace(change.old, snat4=64, snat6=64)
     assert isinstance(change.world.maps, KernelMaps)
-    config = program_settings.pack_config(Settings(), small, SEEDS, jiffies.hz(), change.old)
+    config = program_settings.pack_config(ProgramSettings(), small, SEEDS, jiffies.hz(), change.old)
     tried = try_migration(builder.ensure_artifact(), config, change.world.maps.fds, change.old, small)
     assert 136 <= tried[fam.version].lost < 200  # at most one flow a slot
     talk.check()
@@ -293,7 +293,7 @@ def test_a_new_flow_takes_no_slot_an_old_one_will_need(fam: Family, before: int,
     for change in changes(old, new):
         talk = Talk(change, fam, TCP, local=False)
         talk.open(*range(40000, 40100))
-        config = program_settings.pack_config(Settings(), new, SEEDS, jiffies.hz(), old)
+        config = program_settings.pack_config(ProgramSettings(), new, SEEDS, jiffies.hz(), old)
         assert isinstance(change.world.maps, KernelMaps)
         lost = try_migration(builder.ensure_artifact(), config, change.world.maps.fds, old, new)[fam.version].lost
         assert (lost > 0) is (after < before)

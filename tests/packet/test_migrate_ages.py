@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from contextlib import closing
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.run.migrate import MigrationResult
 from tests.packet import expect, table
 from tests.packet.clock import Clock, ticks_of
@@ -16,7 +16,7 @@ from tests.packet.world import TCP, XDP
 
 OLD = dataclasses.replace(SMALL, flow4=1 << 9, flow6=1 << 9)
 NEW = dataclasses.replace(SMALL, flow4=1 << 10, flow6=1 << 10)
-LONGEST = ticks_of(Settings().timeout_tcp_s)
+LONGEST = ticks_of(ProgramSettings().timeout_tcp_s)
 
 
 def test_what_has_expired_is_left_behind() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.layout import PathFlag
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, wire
@@ -216,7 +216,7 @@ def test_a_backend_that_is_gone(world: World, fam: Family) -> None:
 @pytest.fixture(scope="module")
 def strict() -> Iterator[World]:
     """Load programs with `--strict-source`."""
-    with open_world(Settings(strict_source=True)) as world:
+    with open_world(ProgramSettings(strict_source=True)) as world:
         yield world
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import LOCAL_MAC, POD_MAC, Family
@@ -156,7 +156,7 @@ def test_loopback_frontends_are_not_for_the_wire(world: World, fam: Family, hook
 @pytest.fixture(scope="module")
 def closed_world() -> Iterator[World]:
     """Load programs with `--external-clusterip` off."""
-    with open_world(Settings(external_clusterip=False)) as world:
+    with open_world(ProgramSettings(external_clusterip=False)) as world:
         yield world
 
 

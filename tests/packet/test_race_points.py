@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from tests.packet import table
 from tests.packet.caller import Caller
 from tests.packet.clock import Clock, TimedWorld, ticks_of
@@ -19,8 +19,8 @@ from tests.packet.test_clock import caller, newcomer
 from tests.packet.test_migrate import GROWN, Change, Talk, changes
 from tests.packet.world import TCP
 
-DEFAULTS = Settings()
-ONE_PORT = Settings(snat_port_min=2000, snat_port_max=2000)
+DEFAULTS = ProgramSettings()
+ONE_PORT = ProgramSettings(snat_port_min=2000, snat_port_max=2000)
 ENTRIES = 8
 
 

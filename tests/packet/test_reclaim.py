@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
 from tests.packet.clock import open_timed_world
@@ -20,7 +20,7 @@ AGE = 3 * table.SLOT_UNIT  # ticks
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[World]:
     """Load programs with four SNAT ports, for which time stands still."""
-    with open_timed_world(Settings(snat_port_min=2000, snat_port_max=2003)) as timed:
+    with open_timed_world(ProgramSettings(snat_port_min=2000, snat_port_max=2003)) as timed:
         yield timed.world
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.layout import DeviceFlag
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
@@ -107,7 +107,7 @@ def test_an_error_in_a_pods_name(world: World, fam: Family, hook: str) -> None:
 @pytest.fixture(scope="module")
 def strict() -> Iterator[World]:
     """Load programs with `--strict-source`."""
-    with open_world(Settings(strict_source=True)) as world:
+    with open_world(ProgramSettings(strict_source=True)) as world:
         yield world
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet.caller import Caller
 from tests.packet.clock import WRAP, Clock, TimedWorld, ticks_of
@@ -15,7 +15,7 @@ from tests.packet.craft import Family
 from tests.packet.test_clock import caller
 from tests.packet.test_leases import full_table
 
-LONGEST = ticks_of(Settings().timeout_tcp_s)
+LONGEST = ticks_of(ProgramSettings().timeout_tcp_s)
 STAMP = 256  # ticks a stamp counts
 STAMPS_AT = {
     4: 32 + 24 + 2,

@@ -17,7 +17,7 @@ from tests.packet.table import CLOSING, EST, MID, NEW
 from tests.packet.world import TCP, UDP, XDP, BackendRow, Outcome, ServiceRow, World
 
 TICK_S = (1 << program_settings.tick_shift(jiffies.hz())) / jiffies.hz()
-DEFAULTS = program_settings.Settings()
+DEFAULTS = program_settings.ProgramSettings()
 
 
 def ticks(seconds: float) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import table
 from tests.packet.caller import Caller
@@ -42,7 +42,7 @@ def test_the_only_flow_that_may_go_is_found_in_either_bucket(loaded_two_buckets_
     assert len(held) == ENTRIES
     gone = flows[min(held) - 40000]
     assert gone.answer("R").counted == {Reason.FWD_REPLY: 1}
-    timed.clock.pass_ticks(ticks_of(Settings().timeout_closing_s) + 1)
+    timed.clock.pass_ticks(ticks_of(ProgramSettings().timeout_closing_s) + 1)
     timed.sweep(fam)
     assert len(table.flows(world, fam)) == ENTRIES - 1
     entered = 0

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import table
 from tests.packet.caller import Caller
@@ -15,7 +15,7 @@ from tests.packet.craft import Family
 from tests.packet.test_clock import caller, newcomer
 from tests.packet.world import TCP, UDP
 
-DEFAULTS = Settings()
+DEFAULTS = ProgramSettings()
 WAYS = 4
 HIGHEST_BIT = {
     4: ("198.51.100.200", 40000),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.run.sweep import trust_ages
 from lbagent.maps.reasons import Reason
 from tests.packet import table
@@ -26,11 +26,11 @@ from tests.packet.harness import SMALL
 from tests.packet.test_clock import newcomer
 from tests.packet.world import TCP, UDP, ServiceRow, World
 
-DEFAULTS = Settings()
+DEFAULTS = ProgramSettings()
 TCP_TICKS = ticks_of(DEFAULTS.timeout_tcp_s)
 UDP_SILENT = 1  # ticks: so long a UDP flow certainly keeps its port, whatever others want
 SLOT_WRAP = WRAP // 2
-ONE_PORT = Settings(snat_port_min=2000, snat_port_max=2000)
+ONE_PORT = ProgramSettings(snat_port_min=2000, snat_port_max=2000)
 STALE = TCP_TICKS + 8 * 70  # a slot is this old: it may be given to another flow
 NEAR = (
     -2,
@@ -187,12 +187,12 @@ def test_ages_are_believed_only_as_long_as_they_can_be_right(one_port_world: Tim
 # --- a random walk against a model ---
 
 ROOMY = (
-    Settings(snat_port_min=2000, snat_port_max=2003),
+    ProgramSettings(snat_port_min=2000, snat_port_max=2003),
     dataclasses.replace(SMALL, flow4=64, flow6=64, snat4=64, snat6=64),
     8,
 )
 TIGHT = (
-    Settings(snat_port_min=2000, snat_port_max=2007),
+    ProgramSettings(snat_port_min=2000, snat_port_max=2007),
     dataclasses.replace(SMALL, flow4=8, flow6=8, snat4=64, snat6=64),
     14,
 )

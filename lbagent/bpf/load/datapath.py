@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from lbagent.bpf.compiler.artifact import Artifact
     from lbagent.bpf.hooks import Hook
-    from lbagent.bpf.load.program_settings import Seeds, Settings
+    from lbagent.bpf.load.program_settings import ProgramSettings, Seeds
     from lbagent.maps.specs import Sizes
 
 
@@ -92,7 +92,9 @@ class Datapath:
         """Return the interface indexes of the devices that got programs, by the names they had then."""
         return attach.attached_indexes(self.root)
 
-    def reload(self, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings) -> None:
+    def reload(
+        self, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: ProgramSettings
+    ) -> None:
         """Replace the programs in place: other settings, other sizes, another artifact. No packet is lost.
 
         Raises the errors of loading; then the old programs continue.
@@ -147,7 +149,7 @@ class Datapath:
             self.interim.close()
 
 
-def wanted_programs(artifact: Artifact, options: Settings) -> Artifact:
+def wanted_programs(artifact: Artifact, options: ProgramSettings) -> Artifact:
     """Return the artifact, without socket programs if they are disabled."""
     if options.netns_cookie:
         return artifact
@@ -161,7 +163,7 @@ def contexts_in_use(root: Path) -> frozenset[str]:
 
 
 def load(
-    root: Path, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings,
+    root: Path, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: ProgramSettings,
     *, hooks: Collection[Hook] | None = None, old: Sizes | None = None, reuse: bool = False, log_dir: Path | None = None,
 ) -> Datapath:  # fmt: skip
     """Load the programs of `artifact` and attach nothing; with `reuse`, take the pinned ones if they are the same.
@@ -192,7 +194,7 @@ def load(
 
 
 def start(
-    root: Path, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings,
+    root: Path, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: ProgramSettings,
     *, hooks: Collection[Hook] | None = None, log_dir: Path | None = None,
 ) -> Datapath:  # fmt: skip
     """Put the programs of `artifact` in force under `root`: reuse the pinned ones if they are the same, else load.

@@ -19,7 +19,7 @@ from lbagent.model.extra_snat_sources import MAX_EXTRA_SNAT, ExtraSnatSources, e
 _NEW_FLOWS = {"any": 0, "syn": ConfigFlag.NEW_FLOWS_SYN}
 
 
-class Settings(Struct, frozen=True, kw_only=True, gc=False):
+class ProgramSettings(Struct, frozen=True, kw_only=True, gc=False):
     """The operator's settings for the programs. Defaults: docs/operations.md. `*_s` are seconds."""
 
     snat_port_min: int = 1024
@@ -96,7 +96,7 @@ def tick_shift(hz: int) -> int:
     return min(range(14), key=lambda shift: abs((1 << shift) / hz - 1))
 
 
-def pack_config(settings: Settings, sizes: Sizes, seeds: Seeds, hz: int, old: Sizes | None = None) -> bytes:
+def pack_config(settings: ProgramSettings, sizes: Sizes, seeds: Seeds, hz: int, old: Sizes | None = None) -> bytes:
     """Return the lb_config record. Masks count buckets' entries, slots and backends, all powers of two.
 
     `old` are the sizes of the maps from which flows are being moved; a table of the same size is not moved.

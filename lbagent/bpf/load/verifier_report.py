@@ -59,7 +59,7 @@ def check_programs(artifact: Artifact, sizes: Sizes = SMALL_SIZES) -> int:
     """
     require_kernel()
     config = program_settings.pack_config(
-        program_settings.Settings(netns_cookie=1), sizes, program_settings.Seeds.fresh(), jiffies.hz()
+        program_settings.ProgramSettings(netns_cookie=1), sizes, program_settings.Seeds.fresh(), jiffies.hz()
     )
     refused = 0
     with temporary_maps(sizes) as shared, generation_maps(config) as own:

@@ -41,12 +41,12 @@ class DeadPeers:
             generation = await changed_from(generation)
             for _ in range(2):  # a socket may have got its backend at the moment of the change
                 try:
-                    await asyncio.to_thread(self.look)
+                    await asyncio.to_thread(self.scan)
                 except (LbError, OSError) as error:
                     log.warning("sockets of backends that are gone were not ended", extra={"error": str(error)})
                 await asyncio.sleep(PAUSE_S)
 
-    def look(self) -> int:
+    def scan(self) -> int:
         """End sockets whose backend is gone, in the network namespace of this thread; return how many. Raises OSError."""
         dead = {entry for family in Family for entry in self._dead(family)}
         self._seen &= dead

@@ -25,7 +25,7 @@ _GENERATION_TURNED = BACKEND_GENERATION_TURNED << SPILL_VALUE.fields["backend_ge
 
 
 async def _nothing() -> None:
-    """The value of `look` until there is one."""
+    """The value of `resolve_unknown` until there is one."""
 
 
 class FormerBackends:
@@ -36,7 +36,7 @@ class FormerBackends:
         self.waiting: set[Pair] = set()  # for a sweep
         self.unknown = True  # flows may have backends that left without a record of it
         self.arrived = asyncio.Event()  # a sweep has work to do
-        self.look: Callable[[], Awaitable[None]] = _nothing  # resolves `unknown`, once the State is complete
+        self.resolve_unknown: Callable[[], Awaitable[None]] = _nothing  # reads the flows, once the State is complete
         self._maps = maps
         self._swept: tuple[Pair, ...] = ()  # the pairs of the running sweep
 

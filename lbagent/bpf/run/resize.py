@@ -13,7 +13,7 @@ from dataclasses import replace
 from lbagent.bpf.compiler.artifact import Artifact
 from lbagent.bpf.load import generation
 from lbagent.bpf.load import program_settings as records
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.run.migrate import MigrationResult, try_migration
 from lbagent.bpf.run.size_change import MOVED, MOVING, STAGE, ResizeOutcome, SizeChange, drop_stage, exchange_pins
 from lbagent.errors import ConfigError, LbError, NotFound
@@ -32,7 +32,9 @@ SIZES = "map sizes"  # key of a problem that concerns more than one map
 SPILL_SHARE = 4  # a smaller flow table may move so many flows to a quarter of the spill map (two rows a flow)
 
 
-def resize_at_start(bpffs: str, wanted: Sizes, artifact: Callable[[], Artifact], settings: Settings) -> ResizeOutcome:
+def resize_at_start(
+    bpffs: str, wanted: Sizes, artifact: Callable[[], Artifact], settings: ProgramSettings
+) -> ResizeOutcome:
     """Change pinned maps to the sizes `wanted` before they are opened; first finish an interrupted change.
 
     If a change is not possible, the old sizes continue to serve, and the outcome has a problem. Sizes that cannot be changed in
@@ -52,7 +54,9 @@ def resize_at_start(bpffs: str, wanted: Sizes, artifact: Callable[[], Artifact],
     return outcome
 
 
-def resize(maps: KernelMaps, wanted: Sizes, artifact: Callable[[], Artifact], settings: Settings) -> ResizeOutcome:
+def resize(
+    maps: KernelMaps, wanted: Sizes, artifact: Callable[[], Artifact], settings: ProgramSettings
+) -> ResizeOutcome:
     """Change maps in use to `wanted`. The caller owns what the outcome, or ResizeStopped, holds.
 
     Raises LbError as `resize_at_start`.
@@ -93,7 +97,7 @@ def is_unfinished(maps: KernelMaps) -> bool:
     return (pins.pin_dir(maps.bpffs) / STAGE).is_dir()
 
 
-def finish_resize(maps: KernelMaps, artifact: Callable[[], Artifact], settings: Settings) -> ResizeOutcome:
+def finish_resize(maps: KernelMaps, artifact: Callable[[], Artifact], settings: ProgramSettings) -> ResizeOutcome:
     """Continue a change that was interrupted while flows were being moved. Raises LbError; then it may be repeated."""
     change = SizeChange.begun(maps, settings)
     log.warning("an interrupted change of map sizes is being finished", extra={"maps": change.names})
@@ -105,7 +109,7 @@ def finish_resize(maps: KernelMaps, artifact: Callable[[], Artifact], settings: 
     return change.run()
 
 
-def _finish(bpffs: str, artifact: Callable[[], Artifact], settings: Settings) -> None:
+def _finish(bpffs: str, artifact: Callable[[], Artifact], settings: ProgramSettings) -> None:
     """Finish or undo an interrupted change."""
     root = pins.pin_dir(bpffs)
     stage = root / STAGE
@@ -138,7 +142,9 @@ def _check_backends(maps: KernelMaps, wanted: Sizes) -> None:
             )
 
 
-def _fitting(maps: KernelMaps, wanted: Sizes, artifact: Artifact, settings: Settings) -> tuple[Sizes, dict[str, str]]:
+def _fitting(
+    maps: KernelMaps, wanted: Sizes, artifact: Artifact, settings: ProgramSettings
+) -> tuple[Sizes, dict[str, str]]:
     """Return `wanted` with the old size of each table that is too small for the live flows, and a message for each."""
     problems: dict[str, str] = {}
     seeds = generation.pinned_seeds(pins.pin_dir(maps.bpffs))

@@ -20,7 +20,7 @@ from msgspec import Struct
 from lbagent.bpf.compiler.artifact import Artifact
 from lbagent.bpf.load import attach, datapath, generation
 from lbagent.bpf.load.datapath import Datapath
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.run.migrate import migrate_flows, resized_flow_maps
 from lbagent.errors import LbError
 from lbagent.kernel import bpffs
@@ -66,7 +66,7 @@ class ResizeStopped(LbError):
 class SizeChange:
     """One change of sizes: maps in use, and new maps."""
 
-    def __init__(self, maps: KernelMaps, sizes: Sizes, made: dict[str, int], settings: Settings) -> None:
+    def __init__(self, maps: KernelMaps, sizes: Sizes, made: dict[str, int], settings: ProgramSettings) -> None:
         self._root, self._maps, self._sizes = pins.pin_dir(maps.bpffs), maps, sizes
         self._made, self._settings = made, settings
         self.names = list(made)
@@ -78,7 +78,7 @@ class SizeChange:
         self._after: Datapath | None = None
 
     @classmethod
-    def create(cls, maps: KernelMaps, sizes: Sizes, settings: Settings) -> Self:
+    def create(cls, maps: KernelMaps, sizes: Sizes, settings: ProgramSettings) -> Self:
         """Make and pin the new maps beside the old ones, and copy the entries that only the agent writes."""
         before, after = pins.all_specs(maps.sizes), pins.all_specs(sizes)
         stage = pins.pin_dir(maps.bpffs) / STAGE
@@ -101,7 +101,7 @@ class SizeChange:
         return change
 
     @classmethod
-    def begun(cls, maps: KernelMaps, settings: Settings) -> Self:
+    def begun(cls, maps: KernelMaps, settings: ProgramSettings) -> Self:
         """Resume a change that was interrupted while flows were being moved."""
         stage = pins.pin_dir(maps.bpffs) / STAGE
         sizes = pins.pinned_sizes(maps.bpffs, stage)

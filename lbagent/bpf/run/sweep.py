@@ -131,7 +131,7 @@ class Sweeper:
         """Sweep once, and record what is full, or why it failed."""
         try:
             if self._former.unknown:
-                await self._former.look()
+                await self._former.resolve_unknown()
             async with self.busy:
                 await self.sweep()
             self._watch_full()

@@ -212,7 +212,7 @@ class KubeSource:
             await asyncio.wait({lists}, timeout=self._settings.timing.first_list_s)
             if not lists.done():
                 log.warning("no list of the Kubernetes API yet: what the maps hold is served")
-                self._tell([])
+                self._notify_listener([])
                 self.synced.set()
         await lists
         await self._require_node()
@@ -269,13 +269,13 @@ class KubeSource:
         if self._remembered and self._is_given:
             self._remembered -= set(self._services.keys)
         self._generation += bool(changes)
-        self._tell(changes)
+        self._notify_listener(changes)
         self._write_held()
         if any(change.kind == "Service" for change in changes):
             self._names.note()
         self._message_log.update([message for each in self._reflectors for message in each.cache.messages])
 
-    def _tell(self, changes: Sequence[ObjectChange]) -> None:
+    def _notify_listener(self, changes: Sequence[ObjectChange]) -> None:
         if self._on_change is not None:
             self._on_change(changes)
 

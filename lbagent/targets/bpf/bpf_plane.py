@@ -19,7 +19,7 @@ from lbagent.bpf.compiler.artifact import Artifact
 from lbagent.bpf.load import datapath, generation
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.loader import require_kernel
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.run.dead_peers import DeadPeers
 from lbagent.bpf.run.resize import finish_resize, is_unfinished, resize, resize_at_start
 from lbagent.bpf.run.size_change import ResizeOutcome, ResizeStopped
@@ -217,7 +217,7 @@ class BpfDataPlane:
         target.resync_s = config.resync_interval
         target.linger_s = bpf_settings.linger_s(config)
 
-    async def _use_programs(self, sizes: Sizes, settings: Settings) -> dict[str, str]:
+    async def _use_programs(self, sizes: Sizes, settings: ProgramSettings) -> dict[str, str]:
         programs, maps, sweeper = self.datapath, self.maps, self.sweeper
         if programs is None:
             return {}

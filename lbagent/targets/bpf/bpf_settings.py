@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.config import Config
 from lbagent.errors import NotFound
 from lbagent.kernel import mounts
@@ -46,10 +46,10 @@ def extra_snat_sources(config: Config, before: ExtraSnatSources) -> ExtraSnatSou
     return before.renumbered(parse_ip(text) for text in config.snat_address)
 
 
-def program_settings(config: Config, extra_snat: ExtraSnatSources) -> Settings:
+def program_settings(config: Config, extra_snat: ExtraSnatSources) -> ProgramSettings:
     """Return what is folded into the programs; `extra_snat`: --snat-address with its numbers."""
     first, last = config.snat_port_range
-    return Settings(
+    return ProgramSettings(
         snat_port_min=first,
         snat_port_max=last,
         reject_rate=config.reject_rate,

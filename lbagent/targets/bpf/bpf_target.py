@@ -64,7 +64,7 @@ class BpfTarget:
         self.linger_s = 0.0  # how long the prefilter keeps addresses of frontends and backends that are gone
         self.shadow = restored.shadow
         self.former = FormerBackends(maps)  # what the sweeper takes from flows
-        self.former.look = self._look_for_former_backends
+        self.former.resolve_unknown = self._find_former_backends
         self._restored_backends = frozenset(address for address, _ in restored.backend_ids)
         self._retention: Retention | None = None  # while a source is untrusted since the start
         self._restored_state: State | None = None
@@ -377,7 +377,7 @@ class BpfTarget:
             failures.retry_now(waiting, now)
             self.wake.set()
 
-    async def _look_for_former_backends(self) -> None:
+    async def _find_former_backends(self) -> None:
         """Read which services and backends flows have, and note what is no longer of one another. Raises KernelError.
 
         Not before the whole State is in the maps: a backend that is retained may be of any group, or of none.

@@ -23,7 +23,7 @@ def test_a_tick_is_about_a_second(hz, shift):
 
 
 def test_record_has_masks_ports_and_ticks():
-    options = program_settings.Settings(
+    options = program_settings.ProgramSettings(
         snat_port_min=3000, snat_port_max=4000, timeout_tcp_s=1024, external_clusterip=False
     )
     found = unpack(
@@ -40,7 +40,7 @@ def test_record_has_masks_ports_and_ticks():
 
 def test_extra_snat_source_addresses_are_read_back_with_their_numbers():
     extra_snat = ExtraSnatSources((b"\x0a\0\0\7", b"", b"\x0a\0\0\x09"), (b"\xfd" + bytes(14) + b"\7",))
-    options = program_settings.Settings(extra_snat=extra_snat)
+    options = program_settings.ProgramSettings(extra_snat=extra_snat)
     record = program_settings.pack_config(options, Sizes(backends=1 << 10), program_settings.Seeds(5, 6), 250)
     found = unpack(record)
     assert found["extra_snat_stride"] == 204
@@ -49,7 +49,7 @@ def test_extra_snat_source_addresses_are_read_back_with_their_numbers():
     assert program_settings.extra_snat_of(record).renumbered(extra_snat.addresses()) == extra_snat
     before = record[: LB_CONFIG.offsets()["netns_cookie"]]  # as the version without socket programs wrote it
     assert program_settings.extra_snat_of(before) == program_settings.extra_snat_of(record)
-    none = program_settings.pack_config(program_settings.Settings(), Sizes(), program_settings.Seeds(5, 6), 250)
+    none = program_settings.pack_config(program_settings.ProgramSettings(), Sizes(), program_settings.Seeds(5, 6), 250)
     assert unpack(none)["extra_snat_stride"] == 0
     assert not program_settings.extra_snat_of(none).addresses()
     assert not program_settings.extra_snat_of(none[:200]).addresses(), "as an earlier version wrote it"
@@ -58,15 +58,17 @@ def test_extra_snat_source_addresses_are_read_back_with_their_numbers():
 def test_only_tables_of_another_size_are_moved():
     old, new = Sizes(flow4=1 << 12, snat6=1 << 11), Sizes(flow4=1 << 13, snat6=1 << 11)
     found = unpack(
-        program_settings.pack_config(program_settings.Settings(), new, program_settings.Seeds(1, 1), 250, old)
+        program_settings.pack_config(program_settings.ProgramSettings(), new, program_settings.Seeds(1, 1), 250, old)
     )
     assert [found[f"{name}_old_mask"] for name in ("flow4", "flow6", "snat4", "snat6")] == [4095, 0, 0, 0]
-    found = unpack(program_settings.pack_config(program_settings.Settings(), new, program_settings.Seeds(1, 1), 250))
+    found = unpack(
+        program_settings.pack_config(program_settings.ProgramSettings(), new, program_settings.Seeds(1, 1), 250)
+    )
     assert not any(found[f"{name}_old_mask"] for name in ("flow4", "flow6", "snat4", "snat6"))
 
 
 def test_no_time_out_becomes_zero_ticks():
-    options = program_settings.Settings(timeout_closing_s=0)
+    options = program_settings.ProgramSettings(timeout_closing_s=0)
     assert (
         unpack(program_settings.pack_config(options, Sizes(), program_settings.Seeds(1, 1), 100))["timeout_closing"]
         == 1
@@ -74,7 +76,9 @@ def test_no_time_out_becomes_zero_ticks():
 
 
 def test_seeds_are_read_back_and_zero_means_never_written():
-    record = program_settings.pack_config(program_settings.Settings(), Sizes(), program_settings.Seeds(7, 9), 250)
+    record = program_settings.pack_config(
+        program_settings.ProgramSettings(), Sizes(), program_settings.Seeds(7, 9), 250
+    )
     assert program_settings.Seeds.from_record(record) == program_settings.Seeds(7, 9)
     assert program_settings.Seeds.from_record(bytes(len(record))) is None
 

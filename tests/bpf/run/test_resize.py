@@ -13,7 +13,7 @@ import pytest
 from lbagent.bpf.compiler import builder
 from lbagent.bpf.load import datapath
 from lbagent.bpf.load.datapath import Datapath
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.run import resize, size_change
 from lbagent.errors import KernelError, LayoutMismatch
 from lbagent.maps import layout, pins
@@ -99,7 +99,7 @@ def test_tables_of_another_layout_are_not_touched() -> None:
         stage = pins.pin_dir(bpffs) / resize.STAGE
         stage.mkdir()
         with pytest.raises(LayoutMismatch, match="lbagent cleanup"):
-            resize.resize_at_start(bpffs, SMALL, lambda: pytest.fail("built"), Settings())
+            resize.resize_at_start(bpffs, SMALL, lambda: pytest.fail("built"), ProgramSettings())
         assert stage.is_dir()
         stage.rmdir()
 
@@ -232,7 +232,7 @@ def test_dying_at_any_step_costs_nothing(lab: Lab, monkeypatch: pytest.MonkeyPat
             die(lab, monkeypatch, wanted, owner, name, turn)
             connections.ask_all()
             connections.open += Connections(lab, 2).open  # new flows, under whatever is in force now
-            lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure_artifact, Settings())
+            lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure_artifact, ProgramSettings())
             assert sizes_of(lab) == wanted
             assert not (lab.bpffs / "v1" / "resize").exists()
             connections.ask_all()
@@ -251,7 +251,7 @@ def die(lab: Lab, monkeypatch: pytest.MonkeyPatch, wanted: Sizes, owner: object,
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, mortal)
         with pytest.raises(Killed):
-            lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure_artifact, Settings())
+            lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure_artifact, ProgramSettings())
 
 
 @pytest.mark.slow
@@ -344,7 +344,9 @@ def test_without_memory_the_old_sizes_serve_on(lab: Lab, monkeypatch: pytest.Mon
     with contextlib.closing(Connections(lab, 4)) as connections:
         monkeypatch.setattr(pins, "create_map", full)
         wanted = Sizes(**{**vars(sizes), "flow4": 1 << 14, "flow6": 1 << 13, "snat4": 1 << 14})
-        outcome = lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure_artifact, Settings())
+        outcome = lab.node.call(
+            resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure_artifact, ProgramSettings()
+        )
         assert outcome.sizes == sizes_of(lab) == sizes
         assert "lb4_snat" in outcome.problems["map sizes"]
         assert not (lab.bpffs / "v1" / "resize").exists()

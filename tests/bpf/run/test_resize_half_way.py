@@ -11,7 +11,7 @@ import pytest
 from lbagent.bpf.compiler import builder
 from lbagent.bpf.load import attach
 from lbagent.bpf.load.device_attach import DeviceAttacher
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.run import resize
 from lbagent.maps.kernel_maps import KernelMaps
 from tests.agent import unhurried
@@ -94,7 +94,7 @@ def test_a_start_of_another_version_with_other_sizes(monkeypatch: pytest.MonkeyP
         talkers = [cluster.talkers(8, vip) for vip in VIPS]
         with cluster.load(pause_s=0.01, timeout_s=30) as load:
             wanted = replace(sizes, flow4=1 << 17, flow6=1 << 16)
-            outcome = lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, lambda: newer, Settings())
+            outcome = lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, lambda: newer, ProgramSettings())
         assert (outcome.sizes, outcome.problems) == (wanted, {})
         assert load.tally.failures == []
         assert load.tally.syns_again == 0
