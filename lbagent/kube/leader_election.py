@@ -80,7 +80,7 @@ class LeaderElection:
             if working.done():
                 working.result()
                 return True
-            log.error("this controller leads no more: the Lease could not be renewed", extra={"error": self._failure})
+            log.error("this controller no longer leads: the Lease could not be renewed", extra={"error": self._failure})
             return False
         finally:
             for task in (working, renewing):

@@ -108,7 +108,7 @@ async def test_events(follower: Follower, api: ApiServer) -> None:
 async def test_a_bookmark_is_where_the_next_watch_begins(follower: Follower, api: ApiServer) -> None:
     before = lists(api)
     for _ in range(5):
-        await api.put(pod("elsewhere", "node-2"))  # nothing that a watch of this node is told
+        await api.put(pod("elsewhere", "node-2"))  # a watch of this node does not get it
     await api.bookmark()
     await asyncio.sleep(0.1)
     api.compact()
@@ -374,7 +374,7 @@ async def test_a_storm(api: ApiServer, tmp_path: Path, seed: int) -> None:
         await follower.converges()
 
 
-# --- what the server says ---
+# --- answers of the server ---
 
 
 @pytest.mark.parametrize(

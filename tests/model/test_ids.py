@@ -99,7 +99,7 @@ def test_ids_of_many_keys_are_those_of_each(restored: dict[int, int], steps: lis
         in_use = [ids.get(key) for key in ids.in_use()]
         assert len(set(in_use)) == len(in_use) == len(ids)
     free = 39 - len(ids)
-    assert len({ids.allocate(100 + n) for n in range(free)}) == free, "each id that nobody has can be given"
+    assert len({ids.allocate(100 + n) for n in range(free)}) == free, "each free id can be assigned"
 
 
 def test_ids_of_many_new_keys_follow_each_other() -> None:

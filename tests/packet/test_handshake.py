@@ -52,7 +52,7 @@ def test_the_client_proves_that_it_got_the_syn_ack(talk: Numbered) -> None:
     for wrong in (0, 1, ISN, ISN + 2, ISN + 0x1000):
         talk.from_client("A", seq=78, ack=wrong & 0xFFFFFFFF)
         assert talk.state == NEW
-    talk.from_client("P", seq=78, ack=ISN + 1)  # without ACK the number says nothing
+    talk.from_client("P", seq=78, ack=ISN + 1)  # without ACK the number has no meaning
     assert talk.state == NEW
     talk.from_client("A", seq=78, ack=ISN + 1)
     assert talk.state == EST

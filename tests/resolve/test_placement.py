@@ -231,7 +231,7 @@ CLAIMS = st.sets(st.tuples(st.sampled_from(ADDRESSES), st.sampled_from(["", "n1"
 
 @given(st.lists(st.tuples(st.integers(0, 3), CLAIMS), max_size=12))
 def test_any_order_of_changes(steps) -> None:
-    """`decided` is what counting all claims anew says, and each change of it is told."""
+    """`decided` is equal to a new count of all claims, and each change of it is returned."""
     placement, objects = Placement(), defaultdict(set)
     for number, claims in steps:
         before = dict(placement.decided)

@@ -129,7 +129,7 @@ def test_who_filtered_a_backend_out_is_told_when_it_has_a_row() -> None:
     shared.update("one", (), [])
     shared.update("three", ())
     shared.update("two", ())
-    assert shared.update("three", (row(3, be(X), be(Y)),)) == (set(), set()), "nobody waits any more"
+    assert shared.update("three", (row(3, be(X), be(Y)),)) == (set(), set()), "no owner waits any more"
     assert shared.update("one", (row(1, be(X)),), [X]) == ({"three"}, set()), "it has it itself"
 
 

@@ -37,7 +37,7 @@ def test_each_frontend_has_a_time_of_its_own() -> None:
     assert list(held.frontends) == [A]
     held.written([A])
     held.failed([(A, LbError("full"))], now=20.0)
-    assert held.frontends[A].retry_at == 21.0, "a write in between begins anew"
+    assert held.frontends[A].retry_at == 21.0, "a write in between restarts the pauses"
     assert held.count == 4
 
 

@@ -438,7 +438,7 @@ async def test_where_objects_come_from_is_told_while_it_matters(trusted: bool, r
         source.put()
         await loop.settled()
         passes = len(target.given)
-        assert passes == 1 + given, "without a change only what it is told about sources is new"
+        assert passes == 1 + given, "without a change only the provenance is new"
         source.trusted = True
         source.put()
         await loop.settled()

@@ -190,7 +190,7 @@ async def test_a_server_that_goes_away_later_changes_nothing(api, tmp_path) -> N
         calls = follower.calls
         await api.start()
         await follower.until(lambda: follower.source.trusted and follower.texts == "")
-        assert follower.calls > calls  # what asks for `trusted` is told
+        assert follower.calls > calls  # readers of `trusted` are notified
         assert follower.known == before
 
 
