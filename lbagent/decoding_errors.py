@@ -1,4 +1,4 @@
-"""What a decoder raises for a text that another program wrote.
+"""The exceptions of decoders for texts that another program wrote.
 
 msgspec and json raise more than their own errors: RecursionError for values nested a thousand levels deep, UnicodeDecodeError
 (a ValueError) for bytes that are not UTF-8, ValueError for an integer of more than 4,300 digits.
@@ -12,7 +12,7 @@ DECODING_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def decoding_problem(error: Exception) -> str:
-    """Return what is wrong with a text that raised one of DECODING_ERRORS."""
+    """Return the problem of a text that raised one of DECODING_ERRORS."""
     if isinstance(error, RecursionError):
         return "its values are nested too deeply"
     if isinstance(error, UnicodeDecodeError):

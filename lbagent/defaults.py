@@ -1,4 +1,4 @@
-"""Where an agent is found when nothing else is said: by the agent, its command line, and a client without any settings."""
+"""The default paths of an agent: for the agent, its command line, and a client without any settings."""
 
 DEFAULT_SOCKET = "/run/lbagent/agent.sock"
 APILB_SOCKET = "/run/lbagent-apilb/agent.sock"  # of deploy/lbagent-apilb.service

@@ -10,7 +10,7 @@ _PART = re.compile(r"([0-9.]+)(ms|s|m|h)", re.ASCII)
 
 
 class DurationSyntax(Enum):
-    """Which texts are times: a pattern, and what is said about a text that does not match."""
+    """Texts that are times: a pattern, and the message about a text that does not match."""
 
     PARTS = (
         r"([0-9]{1,9}(\.[0-9]{1,9})?(ms|s|m|h))+",
@@ -29,7 +29,7 @@ class DurationSyntax(Enum):
 
 
 def parse_duration(text: str, syntax: DurationSyntax = DurationSyntax.PARTS) -> float:
-    """Return the seconds that a text stands for. Raises ValueError with the problem of the syntax."""
+    """Return the seconds of a text. Raises ValueError with the problem of the syntax."""
     if syntax.pattern.fullmatch(text) is None:
         raise ValueError(syntax.problem.format(text))
     if text.isdecimal():

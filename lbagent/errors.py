@@ -13,7 +13,7 @@ class LbError(Exception):
 
     @property
     def key(self) -> Hashable:
-        """What tells this failure from others: it is equal when the same thing fails again, whatever the numbers in the text."""
+        """Identifies the failure: equal if the same operation fails again, also with other numbers in the text."""
         return type(self), str(self)
 
 
@@ -37,7 +37,7 @@ class NotFound(LbError):
 
 
 class Refused(LbError):
-    """The request is understood and not allowed now."""
+    """The request is valid and not allowed now."""
 
     exit_code = 4
 
@@ -52,11 +52,11 @@ class InvalidTransition(Refused):
 
 
 class LastBackend(Refused):
-    """A change of states would leave a Service without a backend, and it was asked to spare the last one."""
+    """A change of states would leave a Service without a backend, and the request spares the last one."""
 
 
 class Conflict(Refused):
-    """It is held already: by another agent, by an older Service."""
+    """Another agent or an older Service holds it already."""
 
 
 class AgentUnreachable(LbError):
@@ -78,7 +78,7 @@ class TimedOut(LbError):
 
 
 class Unsupported(LbError):
-    """A feature this kernel or machine lacks; names it and the kernel version that brought it."""
+    """A feature that this kernel or machine lacks, with the kernel version that introduced it."""
 
     exit_code = 77
 
@@ -92,7 +92,7 @@ class Unsupported(LbError):
 
 
 class KernelError(LbError):
-    """A bpf(2) or netlink call failed. errno is kept so that callers can tell a full map from no rights."""
+    """A bpf(2) or netlink call failed. errno is kept so that callers can distinguish a full map from missing permissions."""
 
     def __init__(self, op: str, errno: int, subject: str, advice: str = "") -> None:
         import os
@@ -111,20 +111,20 @@ class KernelError(LbError):
 
 
 class MapFull(KernelError):
-    """A map has no room left (E2BIG or ENOSPC): what is written keeps serving."""
+    """A map has no room left (E2BIG or ENOSPC): written entries continue to serve."""
 
     def __init__(self, op: str, errno: int, subject: str, advice: str = "") -> None:
-        """Say it in the operator's words: the errno's own text is "Argument list too long"."""
+        """Return a message for the operator: the errno's own text is "Argument list too long"."""
         super().__init__(op, errno, subject, advice)
         self.args = (f"map {subject} is full" + (f": {advice}" if advice else ""),)
         self.maps: frozenset[str] = frozenset()  # all maps without room, as a plan found before a write
         self.shares: dict[
             tuple[str, str], tuple[int, int]
-        ] = {}  # by map and namespace of which the share is used: entries left of it
+        ] = {}  # by map and namespace with a used share: entries left of it
 
 
 class BeyondShare(MapFull):
-    """A namespace has its fair share of a map that cannot hold what all want: it gets no more, and keeps what it has."""
+    """A namespace has its fair share of a map that cannot hold all wanted entries: it gets no more, and keeps those that it has."""
 
     def __init__(self, subject: str, text: str) -> None:
         super().__init__("insert", 7, subject)
@@ -132,12 +132,12 @@ class BeyondShare(MapFull):
 
 
 class VerifierError(LbError):
-    """The kernel refused a program: the last lines of the log, and where the whole log is."""
+    """The kernel rejected a program: the last lines of the log, and the path of the whole log."""
 
 
 class CompileError(LbError):
-    """BCC refused the C source: real file and line."""
+    """BCC rejected the C source: real file and line."""
 
 
 class LayoutMismatch(LbError):
-    """What the compiler, a pinned map and maps/layout.py say about a record differ; nothing was loaded."""
+    """The layouts of a record in the compiler, a pinned map and maps/layout.py differ; nothing was loaded."""

@@ -1,4 +1,4 @@
-"""The one door to the package `pyroute2`, of which only its sockets for routes and links are used.
+"""The only module that uses the package `pyroute2`, of which it needs the sockets for routes and links.
 
 Its own code imports all the others (NDB, IPVS, nftables, WireGuard): 5 MiB and 0.03 s.
 """

@@ -1,4 +1,4 @@
-"""IPv4-mapped IPv6 addresses: how an IPv4 address stands in a field of 16 bytes. Source: RFC 4291, 2.5.5.2."""
+"""IPv4-mapped IPv6 addresses: an IPv4 address in a field of 16 bytes. Source: RFC 4291, 2.5.5.2."""
 
 from __future__ import annotations
 

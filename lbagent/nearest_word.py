@@ -1,4 +1,4 @@
-"""The known word that an unknown word is a misspelling of: for the messages about objects, files and flags."""
+"""Finds the known word for a misspelling: for the messages about objects, files and flags."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_LENGTH = 100  # characters: longer words are not compared
 
 
 def nearest(word: object, known: Collection[str], close: float = CLOSE) -> str:
-    """Return the known word that `word` is a misspelling of; '' when there is none, or when `word` is known itself."""
+    """Return the known word that `word` is a misspelling of; '' if there is none, or if `word` is known itself."""
     if not isinstance(word, str) or word in known or len(word) > MAX_LENGTH:
         return ""
     by_lower = {each.lower(): each for each in known}

@@ -15,8 +15,8 @@ from typing import Any
 def put_in_place(*names: str) -> None:
     """Let modules of these packages be imported without the packages' own code; of nested packages the outer ones come first.
 
-    Of `kubernetes` that code loads the synchronous client with requests and oauthlib: 0.1 s and 9 MiB. What asks a package
-    for one of its modules gets it all the same. A package that is loaded already stays as it is.
+    Of `kubernetes` that code loads the synchronous client with requests and oauthlib: 0.1 s and 9 MiB. An access to a module of
+    the package imports it. A package that is already loaded stays unchanged.
     """
     for name in names:
         if name not in sys.modules and (spec := importlib.util.find_spec(name)):
@@ -44,11 +44,11 @@ def stand_ins(modules: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
 
 
 def _submodule(package: str, name: str) -> Any:
-    """Return a module of a package; for anything else the package's own code is run after all (a plug-in may ask for it)."""
+    """Return a module of a package; for any other attribute run the package's own code (a plug-in may need it)."""
     try:
         return importlib.import_module(f"{package}.{name}")
     except ImportError:
-        if name.startswith("_"):  # asked by the import system itself
+        if name.startswith("_"):  # the import system reads these
             raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
     module = sys.modules[package]
     module.__dict__.pop("__getattr__", None)

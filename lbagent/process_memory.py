@@ -1,4 +1,4 @@
-"""The agent's memory: gives back what a start and a burst of changes used, and keeps what a start built out of collections."""
+"""The agent's memory: releases that of a start and of a burst of changes, and excludes the result of a start from collections."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable
 from contextlib import suppress
 
 M_ARENA_MAX = -8  # mallopt(3)
-# Garbage collections: none while a start builds what stays, later seldom: a change of one service makes no cycles.
+# Garbage collections: none during a start, later seldom: a change of one service makes no cycles.
 AT_START, LATER = (5_000_000, 20, 100), (10_000, 20, 100)
-STORM_WRITES = 10_000  # map entries; what fewer changes use is used again by the next ones
+STORM_WRITES = 10_000  # map entries; the next changes reuse the memory of fewer ones
 TRIM_CHECK_INTERVAL_S = 1.0
-MAX_TRIM_CHECKS = 60  # at a start that is followed by one change after the other
+MAX_TRIM_CHECKS = 60  # limit if changes follow a start without a pause
 
 
 def tune_allocator() -> None:
-    """Prepare a start: threads share one heap (each of their own keeps some MiB), no collection looks at the imports."""
+    """Prepare a start: threads share one heap (separate ones keep some MiB each), collections ignore the imports."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     gc.freeze()
@@ -25,7 +25,7 @@ def tune_allocator() -> None:
 
 
 def release_startup_memory() -> None:
-    """Give back what the start used, and keep what it built out of later garbage collections (0.07 s for 10,000 Services)."""
+    """Release the memory of the start, and exclude its result from later garbage collections (0.07 s for 10,000 Services)."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*LATER)
@@ -33,7 +33,7 @@ def release_startup_memory() -> None:
 
 
 def trim() -> None:
-    """Give the free pages of the C library's heap back to the kernel: some 10 ms."""
+    """Return the free pages of the C library's heap to the kernel: some 10 ms."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

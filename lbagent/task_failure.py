@@ -1,4 +1,4 @@
-"""A task that nobody waits for: its error is logged when it ends, not when it is collected."""
+"""Logs the error of a task without a waiter when it ends, not when it is collected."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 MAX_SHOWN = 60  # characters of a wrong value that a message shows
-# msgspec's words for types -> what an operator calls a value of that type
+# msgspec's words for types -> the operator's word for a value of that type
 _WANTED = {
     "int": "a whole number",
     "float": "a number",
@@ -28,7 +28,7 @@ def wrong_type(value: Any, wanted: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a plain value as it is written in YAML, shortened: texts in quotes, so that '80' is not taken for 80."""
+    """Return a plain value as written in YAML, shortened: texts in quotes, so that '80' is not taken for 80."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -38,7 +38,7 @@ def shown(value: Any) -> str:
 
 
 def tab_problem(text: str, line: int) -> str:
-    """Return what is wrong with a line (1-based) that is not YAML because of a tab, '' for another reason."""
+    """Return the problem of a line (1-based) that is not YAML because of a tab, '' for another reason."""
     lines = text.splitlines()
     words = lines[line - 1] if line <= len(lines) else ""
     indent = words[: len(words) - len(words.lstrip())]

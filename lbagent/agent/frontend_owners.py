@@ -24,7 +24,7 @@ from lbagent.sync.loop import SyncLoop
 
 FILE = "frontend-owners.json"
 MAX_BYTES = 256 << 20
-RETRY_S = 10.0
+OWNERS_RETRY_DELAY_S = 10.0
 MAX_SHARE = 0.05  # of the time at most is spent on writing
 MIN_PAUSE_S = 0.5
 
@@ -83,7 +83,7 @@ class FrontendOwners:
                 await asyncio.to_thread(self._write, owned, next(self._numbers))
                 if self.failure:
                     self._changed.set()
-                await asyncio.sleep(RETRY_S if self.failure else self._pause_s(time.monotonic() - began))
+                await asyncio.sleep(OWNERS_RETRY_DELAY_S if self.failure else self._pause_s(time.monotonic() - began))
         finally:
             if self._changed.is_set():
                 self._write(loop.owned_frontends(), next(self._numbers))

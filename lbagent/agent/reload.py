@@ -21,7 +21,7 @@ from lbagent.targets.data_plane import DataPlane
 
 log = logging.getLogger(__name__)
 Follower = Callable[[Config, Collection[str]], None]
-RETRY_S = 5.0  # after a change of map sizes that stopped half-way
+RESIZE_RETRY_DELAY_S = 5.0  # after a change of map sizes that stopped half-way
 
 
 class Reloader:
@@ -57,10 +57,8 @@ class Reloader:
                 text = f"the new configuration was not applied: {error}"
                 again = any(plane.is_unfinished for plane in self._planes)
                 if again:
-                    text += (
-                        f"; a change of map sizes is half done and nothing is lost; it is tried again in {RETRY_S:g} s"
-                    )
-                    asyncio.get_running_loop().call_later(RETRY_S, self._asked.set)
+                    text += f"; a change of map sizes is half done and nothing is lost; it is tried again in {RESIZE_RETRY_DELAY_S:g} s"
+                    asyncio.get_running_loop().call_later(RESIZE_RETRY_DELAY_S, self._asked.set)
                 self._in_force.problems = {"configuration": text}
                 log.error("the new configuration was not applied", extra={"error": str(error), "will_retry": again})
             notify("READY=1")

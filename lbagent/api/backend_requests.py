@@ -39,7 +39,7 @@ class BackendRequests:
         """Return backends, all or `only` these, with flows counted now."""
         flows, states_set = await self._plane.count_flows(), await self._states.states_set()
         used = await run_cooperatively(backends_used(self._plane.current_state, only), time.monotonic)
-        return listed_backends(used, flows, states_set, self._plane.ways(), self._drains.rows())
+        return listed_backends(used, flows, states_set, self._plane.egress_paths(), self._drains.rows())
 
     async def set_state(self, wanted: SetState) -> Iterator[ListedBackend]:
         """Set the operator's state of these backends, and of all of these Pods' backends, now and later.
@@ -97,7 +97,7 @@ class BackendRequests:
         """Return whose state is to be set. Raises ConfigError where no backend is named, NotFound."""
         current = self._plane.current_state
         asked = named_backends(wanted, current, current.backends)
-        addresses, pods = asked.able(state, current.backends), asked.pods
+        addresses, pods = asked.eligible_for(state, current.backends), asked.pods
         every = [*addresses, *(address for pod in pods for address in self._states.backends_of_pod(pod))]
         if not every:
             raise ConfigError("no backend was named; nothing was changed")

@@ -11,7 +11,7 @@ from lbagent.api.operator_states import SetBy
 from lbagent.api.used_backends import Used
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
-from lbagent.targets.data_plane import BackendWay, FlowCounts, WayOf
+from lbagent.targets.data_plane import EgressOf, EgressPath, FlowCounts
 
 
 class ListedBackend(Struct, frozen=True, gc=False):
@@ -22,7 +22,7 @@ class ListedBackend(Struct, frozen=True, gc=False):
     flow_count: int  # live flows; -1 before the first count
     flows_age_s: float  # how long ago they were counted; 0: for this answer
     set_by: SetBy | None
-    way: BackendWay
+    egress: EgressPath
     drain: DrainProgress | None
 
 
@@ -33,7 +33,7 @@ def listed_backends(
     used: Iterable[Used],
     flows: FlowCounts = NOT_COUNTED,
     states_set: Mapping[L3n4Addr, SetBy] = _NONE_SET,
-    way_of: WayOf = lambda _backend: BackendWay(),
+    egress_of: EgressOf = lambda _backend: EgressPath(),
     drains: Iterable[DrainRow] = (),
 ) -> Iterator[ListedBackend]:
     """Yield each with what is known of it. A state that another one has replaced was set by nobody."""
@@ -49,7 +49,7 @@ def listed_backends(
             -1 if live is None else live.get(backend.id, 0),
             age_s,
             by if by is not None and by.state is backend.state else None,
-            way_of(backend),
+            egress_of(backend),
             _progress(drain) if drain is not None and is_drained else None,
         )
 

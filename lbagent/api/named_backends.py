@@ -65,23 +65,23 @@ class Cleared(Struct):
     ]  # BackendRow (capabilities/node_backends.py): those of them that are served, as they are now
 
 
-class Named(NamedTuple):
+class BackendSelection(NamedTuple):
     """Addresses of backends, each once: named by themselves, and found by IP address, node or Service; keys of Pods."""
 
     addresses: list[L3n4Addr]
     found: list[L3n4Addr]
     pods: list[str]
 
-    def able(self, state: BackendState, known: Mapping[L3n4Addr, Backend]) -> list[L3n4Addr]:
+    def eligible_for(self, state: BackendState, known: Mapping[L3n4Addr, Backend]) -> list[L3n4Addr]:
         """Return the addresses without those that were only found and may not become `state` (a Pod that is terminating).
 
         When that leaves none, return all, so that the refusal names one.
         """
-        able = [each for each in self.found if each in known and known[each].state.can_become(state)]
-        return [*self.addresses, *able] or [*self.addresses, *self.found]
+        eligible = [each for each in self.found if each in known and known[each].state.can_become(state)]
+        return [*self.addresses, *eligible] or [*self.addresses, *self.found]
 
 
-def named_backends(asked: NamedBackends, state: State, known: Collection[L3n4Addr]) -> Named:
+def named_backends(asked: NamedBackends, state: State, known: Collection[L3n4Addr]) -> BackendSelection:
     """Return what a request names; `known` are the backends there are.
 
     An address and port without a protocol stands for every protocol that is known there; one of which none is known is
@@ -94,7 +94,7 @@ def named_backends(asked: NamedBackends, state: State, known: Collection[L3n4Add
     found = [address for text in asked.hosts for address in _of_host(text, known)]
     if asked.node or asked.service:
         found += _of_node_and_service(asked.node, asked.service, state)
-    return Named(list(addresses), [each for each in dict.fromkeys(found) if each not in addresses], pods)
+    return BackendSelection(list(addresses), [each for each in dict.fromkeys(found) if each not in addresses], pods)
 
 
 def _pod_key(text: str) -> str:
@@ -153,12 +153,12 @@ def services_left_empty(state: State, taken: Collection[L3n4Addr]) -> Cooperativ
     """
     ports: dict[_Port, bool] = {}  # that lose a backend -> whether another one stays
     for svc in state.services:
-        if not _is_host_port(svc) and any(each.address in taken for each in _able(svc)):
+        if not _is_host_port(svc) and any(each.address in taken for each in _eligible(svc)):
             ports[_port_of(svc)] = False
         yield
     for svc in state.services if ports else ():
         if not _is_host_port(svc) and (port := _port_of(svc)) in ports:
-            ports[port] |= any(each.address not in taken for each in _able(svc))
+            ports[port] |= any(each.address not in taken for each in _eligible(svc))
         yield
     texts = (f"{name}:{word}" if word else str(name) for (name, word, _, _), stays in ports.items() if not stays)
     return list(dict.fromkeys(texts))
@@ -173,10 +173,10 @@ def _port_of(svc: SVC) -> _Port:
     return svc.name, svc.port_name, svc.frontend.protocol, svc.frontend.family
 
 
-def _able(svc: SVC) -> list[Backend]:
+def _eligible(svc: SVC) -> list[Backend]:
     """Return the backends to which new flows may go, at least when no other one is left."""
-    able = (BackendState.ACTIVE, BackendState.TERMINATING)
-    return [each for group in (svc.selectable, svc.unselectable) for each in group if each.state in able]
+    eligible = (BackendState.ACTIVE, BackendState.TERMINATING)
+    return [each for group in (svc.selectable, svc.unselectable) for each in group if each.state in eligible]
 
 
 def some(names: Sequence[str]) -> str:

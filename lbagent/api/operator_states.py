@@ -73,12 +73,12 @@ class OperatorStates:
 
     async def states_set(self) -> Mapping[L3n4Addr, SetBy]:
         """Return what set the state of each backend whose state was set."""
-        overrides = self._loop.overrides_that_hold()
+        overrides = self._loop.effective_overrides()
         snapshots = [source.snapshot() for source in self._sources] if overrides.by_pod else []
         pod_of = await run_cooperatively(pods_of_backends(snapshots, overrides.by_pod), time.monotonic)
         found = {}
         for address in (*overrides.by_address, *pod_of):
-            if holds := overrides.that_holds(address, pod_of.get(address, "")):
+            if holds := overrides.effective(address, pod_of.get(address, "")):
                 found[address] = _set_by(holds)
         return found
 
@@ -119,17 +119,17 @@ class OperatorStates:
     async def clear_state(self, addresses: Sequence[L3n4Addr], pods: Sequence[str] = ()) -> list[str]:
         """Forget the state the operator set and return when it is in the maps. Raises NotFound, Refused, LbError."""
         operator, known = self._operator, self._state.backends
-        overrides = self._loop.overrides_that_hold()
+        overrides = self._loop.effective_overrides()
         snapshots = [source.snapshot() for source in self._sources] if overrides.by_pod or pods else []
         pod_of = await run_cooperatively(pods_of_backends(snapshots, {*overrides.by_pod, *pods}), time.monotonic)
         for address in addresses:
             name, pod = address.with_protocol(), pod_reference(pod_of.get(address, ""))
-            if address not in known and not operator.knows(name):
+            if address not in known and not operator.has_state(name):
                 raise NotFound(f"no service has a backend {name}, and no state was set for it; nothing was changed")
-            if operator.knows(pod) and not operator.knows(name):
+            if operator.has_state(pod) and not operator.has_state(name):
                 raise Refused(f"the state of {name} was set for {pod}: clear that one; nothing was changed")
         for pod in pods:
-            if pod not in pod_of.values() and not operator.knows(pod_reference(pod)):
+            if pod not in pod_of.values() and not operator.has_state(pod_reference(pod)):
                 raise NotFound(f"no service has a backend of the Pod {pod}; nothing was changed")
         of_pods = [address for address, pod in pod_of.items() if pod in pods]
         cleared = await operator.forget([*addresses, *of_pods], pods)

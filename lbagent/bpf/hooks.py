@@ -1,7 +1,7 @@
-"""The hook table: where in the kernel programs are attached, and everything that differs from one hook to the next.
+"""The hook table: the places in the kernel where programs are attached, and all differences between hooks.
 
 The build compiles the contexts, the loader gives each program its type, attaching takes target, attach type and flags. A new
-hook is a line here, and a context if its programs see something else; docs/architecture.md says what it touches besides. Pure data.
+hook is a line here, and a context if its programs see something else; docs/architecture.md lists the other places. Pure data.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _XDP_FLAGS_SKB_MODE, _XDP_FLAGS_DRV_MODE = 2, 4
 
 @dataclass(frozen=True)
 class Context:
-    """What programs of one type see, and what is compiled for them: each of `sources`, with -DLB_HOOK_NAME, is a compile unit."""
+    """The context of programs of one type. Each of `sources`, with -DLB_HOOK_NAME, is a compile unit."""
 
     name: str
     prog_type: ProgType
     sources: tuple[str, ...] = ("lb4.c", "lb6.c")  # in lbagent/bpf
     calls: str = ""  # the map with its tail calls, programs named call_CONTEXT_SLOT_NAME; '': has none
     attach_type_at_load: bool = (
-        False  # the kernel allows a program only what its attach type may do, so it is told at load
+        False  # the kernel allows a program only the operations of its attach type, which is given at load
     )
 
     @property
     def flag(self) -> str:
-        """The compiler flag by which the C sources know their context (include/hook/hook.h)."""
+        """The compiler flag that selects the context in the C sources (include/hook/hook.h)."""
         return f"-DLB_HOOK_{self.name.upper()}"
 
 
 class AttachPointKind(StrEnum):
-    """What a hook belongs to."""
+    """The kind of attach point of a hook."""
 
     DEVICE = "device"
     CGROUP = "cgroup"
@@ -44,7 +44,7 @@ class AttachPointKind(StrEnum):
 
 @dataclass(frozen=True)
 class AttachPoint:
-    """One thing programs are attached to: a network device by its name, a cgroup by its path."""
+    """An attach point of programs: a network device by its name, a cgroup by its path."""
 
     kind: AttachPointKind
     name: str
@@ -67,7 +67,7 @@ class AttachPoint:
 
 @dataclass(frozen=True)
 class Hook:
-    """One place for a program. Hooks of one `program` and target exclude one another: the two modes of XDP."""
+    """A hook of the kernel for a program. Hooks with one `program` and target exclude one another: the two modes of XDP."""
 
     name: str
     context: Context
@@ -75,13 +75,13 @@ class Hook:
     attach_type: AttachType
     target: AttachPointKind = AttachPointKind.DEVICE
     link_flags: int = 0
-    clsact_parent: int = 0  # where its filter goes on a kernel without TCX; 0: it needs none
-    xdp_mode: str = ""  # what a device says of itself while this is attached (IFLA_XDP_ATTACHED)
-    fallback: Hook | None = None  # what `--attach auto` takes where the device's driver lacks this one
-    companion: Hook | None = None  # comes and goes with this one, and does what this one leaves to it
+    clsact_parent: int = 0  # parent of its filter on a kernel without TCX; 0: it needs none
+    xdp_mode: str = ""  # the device's mode while this is attached (IFLA_XDP_ATTACHED)
+    fallback: Hook | None = None  # the choice of `--attach auto` if the device's driver lacks this one
+    companion: Hook | None = None  # attached and detached with this one, and processes the frames that this one leaves
 
     def __str__(self) -> str:
-        """Return the name, as `status` shows it."""
+        """Return the name for `status`."""
         return self.name
 
 
@@ -127,9 +127,9 @@ def link_pin(target: AttachPoint, hook: Hook) -> str:
 
 
 def parse_link_pin(name: str) -> tuple[AttachPoint, Hook]:
-    """Return target and hook of a pinned link (of both XDP modes `XDP`: `in_mode` tells them apart).
+    """Return target and hook of a pinned link (`XDP` for both XDP modes: `in_mode` distinguishes them).
 
-    Raises ValueError when no hook is called so.
+    Raises ValueError if no hook has this name.
     """
     target, _, program = name.rpartition("-")
     for hook in HOOKS:
@@ -139,7 +139,7 @@ def parse_link_pin(name: str) -> tuple[AttachPoint, Hook]:
 
 
 def load_attach_type(context: str, program: str) -> int:
-    """Return the attach type that the kernel wants to know when a program is loaded, 0 where it need not."""
+    """Return the attach type that the kernel requires when a program is loaded, 0 if it requires none."""
     if not CONTEXTS[context].attach_type_at_load:
         return 0
     return next((hook.attach_type for hook in HOOKS if hook.program == program), 0)

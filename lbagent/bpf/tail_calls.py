@@ -1,7 +1,8 @@
 """The programs behind the entry points, in one list: their tail call slots, their names, and the C functions they run.
 
-C gets `CALL_NAME` constants and the programs themselves (bpf/compiler/c_source.py); the loader fills lb_calls_HOOK by the programs'
-names. A program `NAME4` or `NAME6` runs the C function `NAME_main`; how one hands a packet to the next: bpf/include/base/scratch.h.
+C gets `CALL_NAME` constants and the programs (bpf/compiler/c_source.py); the loader fills lb_calls_HOOK by the programs' names. A
+program `NAME4` or `NAME6` runs the C function `NAME_main`; bpf/include/base/scratch.h describes how one passes a packet to the
+next.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ class TailCall:
     """A program that other programs tail-call."""
 
     name: str
-    expects: str  # what the caller leaves in the scratch record (struct lb_scratch)
+    expects: str  # the caller's values in the scratch record (struct lb_scratch)
 
 
-# The order gives the slots: 1 and 2 are the first one's for IPv4 and IPv6, and so on.
+# The order determines the slots: 1 and 2 are those of the first program for IPv4 and IPv6, and so on.
 TAIL_CALLS = (
     TailCall("parse_full", "hook_flags: parse the whole packet"),
     TailCall("slow_path", "pk: flow look-up, then service and selection"),
@@ -32,7 +33,7 @@ TAIL_CALLS = (
     TailCall("direct", "pk: a datagram that a client sends to a local backend itself"),
     TailCall("announce", "nothing: a frame that may be an ARP request or a neighbor solicitation"),
 )
-# What the agent runs itself by BPF_PROG_TEST_RUN, compiled for one hook only.
+# Programs that the agent runs by BPF_PROG_TEST_RUN, compiled for one hook only.
 AGENT_RUNS = {"xdp": ("sweep",), "tc": ("migrate",)}
 AGENT_RUN_PROGRAMS = frozenset(
     f"{name}{family}" for names in AGENT_RUNS.values() for name in names for family in Family

@@ -1,4 +1,4 @@
-"""What the types of the schema cannot refuse: sizes that are no power of two, ranges, addresses, names of devices."""
+"""Checks beyond the types of the schema: sizes that must be a power of two, ranges, addresses, names of devices."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from lbagent.config.schema import AUTO, BY_KEY, PRIMARY, Config
-from lbagent.model.further_sources import MAX_FURTHER
+from lbagent.model.extra_snat_sources import MAX_EXTRA_SNAT
 from lbagent.model.maglev import TABLE_SIZES
 from lbagent.model.service import CIDR
 
 
 def check(config: Config, places: Mapping[str, str], fault: Callable[[str], None]) -> None:
-    """Find what the types cannot refuse: powers of two, ranges, addresses. `fault` takes a sentence with the place."""
+    """Check powers of two, ranges, addresses. `fault` takes a message with the place."""
 
     def refuse(key: str, what: str) -> None:
         fault(f"{places.get(key, key)}: {what}")
@@ -70,7 +70,7 @@ def _check_sources(config: Config, refuse: Callable[[str, str], None]) -> None:
         refuse("synthetic", f"{config.synthetic!r} is not SERVICES:BACKENDS, as in 10000:10")
 
 
-# key, least, most. A one-element array map holds at most 512 MiB; backends have 20 bits in a flow entry.
+# key, minimum, maximum. A one-element array map holds at most 512 MiB; backends have 20 bits in a flow entry.
 _POWERS: Sequence[tuple[str, int, int]] = (
     ("flow-table-size", 1 << 10, 1 << 23),
     ("flow6-table-size", 1 << 10, 1 << 22),
@@ -80,11 +80,11 @@ _POWERS: Sequence[tuple[str, int, int]] = (
 )
 
 
-MIN_SNAT_PORT = 256  # a flow's entry keeps its way of forwarding where a lower port would be (docs/datapath.md)
+MIN_SNAT_PORT = 256  # a flow's entry stores its forwarding mode where a lower port would be (docs/datapath.md)
 
 
 def _wrong_ports(text: str) -> str:
-    """Return why a text is no range of SNAT ports, '' if it is one."""
+    """Return why a text is not a range of SNAT ports, '' if it is one."""
     first, dash, last = text.partition("-")
     if not (dash and first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
         return f"{text!r} is not a port range; write FIRST-LAST, for example 1024-29999"
@@ -107,13 +107,15 @@ def _wrong_snat_addresses(texts: Sequence[str]) -> str:
             return f"{text!r} cannot be the source of packets to other hosts; name an address that a device of this node has"
     for version in (4, 6):
         number = len({address for address in found.values() if address.version == version})
-        if number > MAX_FURTHER:
-            return f"{number} IPv{version} addresses are too many; at most {MAX_FURTHER} of each IP family are possible"
+        if number > MAX_EXTRA_SNAT:
+            return (
+                f"{number} IPv{version} addresses are too many; at most {MAX_EXTRA_SNAT} of each IP family are possible"
+            )
     return ""
 
 
 def _wrong_node_port_addresses(texts: Sequence[str]) -> str:
-    """Return why these do not choose addresses, '' if they do."""
+    """Return why these do not select addresses, '' if they do."""
     if PRIMARY in texts:
         return "" if len(texts) == 1 else f"{PRIMARY} cannot be combined with ranges"
     wrong = _wrong_ranges(texts)

@@ -18,11 +18,11 @@ MAX_DEPTH = 64  # levels of nesting; keys have two at most
 
 
 def read_file(path: str, fault: Fault) -> dict[str, tuple[Any, str]]:
-    """Read the YAML mapping with the line of each key. `fault` takes what is wrong with a key, which is then left out.
+    """Read the YAML mapping with the line of each key. `fault` takes the fault of a key, which is then left out.
 
     Raises ConfigError for a file that is no mapping.
     """
-    import yaml  # 0.7 MiB and 10 ms that a command without a file does not pay
+    import yaml  # 0.7 MiB and 10 ms, only for a command with a file
 
     text = ""
     try:
@@ -75,7 +75,7 @@ def _refuse_deep_nesting(text: str, path: str) -> None:
 
 
 def _from_node(option: Option, node: Any, place: str) -> Any:
-    """Take words as they are written (`node-name: 007` is a name), numbers and switches by YAML's rules. Raises ConfigError."""
+    """Read words as written (`node-name: 007` is a name), numbers and switches by YAML's rules. Raises ConfigError."""
     import yaml
 
     scalar = isinstance(node, yaml.ScalarNode)
@@ -111,7 +111,7 @@ VALUE_KINDS = {
 
 
 def _wrong_node(node: Any, wanted: str) -> str:
-    """Return the sentence about a YAML value that is not what is wanted, in the words of `value_errors.wrong_type`."""
+    """Return the message about a YAML value of a wrong type, with the words of `value_errors.wrong_type`."""
     if node.id == "sequence" and wanted == VALUE_KINDS["list"]:
         item = next(item for item in node.value if item.id != "scalar" or item.tag.endswith(":null"))
         return f"{wanted} is wanted, and one item is {_container(item) or _shown(item)}"
@@ -125,7 +125,7 @@ def _container(node: Any) -> str:
 
 
 def _shown(node: Any) -> str:
-    """Return a plain YAML value: numbers and true or false as they are written, texts in quotes."""
+    """Return a plain YAML value: numbers and true or false as written, texts in quotes."""
     if node.tag.endswith(":null"):
         return "nothing"
     text = node.value
@@ -135,7 +135,7 @@ def _shown(node: Any) -> str:
 
 
 def unknown_key(key: str) -> str:
-    """Return the sentence about a key that does not exist, with the nearest one."""
+    """Return the message about a key that does not exist, with the nearest one."""
     near = difflib.get_close_matches(key.replace("_", "-").lower(), BY_NAME, n=1)
     return f"unknown key {key!r}" + (
         f"; did you mean {near[0]!r}?" if near else "; see `lbagent config show` for all keys"

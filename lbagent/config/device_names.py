@@ -1,4 +1,4 @@
-"""Which devices the words of `--device` stand for: names, patterns, `auto`. Pure."""
+"""Resolves the words of `--device` to devices: names, patterns, `auto`. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WILD = "*?["
 
 
 class DevicesPresent(NamedTuple):
-    """The names of the devices that are there: all, loopback ones, and those of the default routes."""
+    """The names of the existing devices: all, loopback ones, and those of the default routes."""
 
     names: Collection[str]
     loopback: Collection[str] = ()
@@ -19,19 +19,19 @@ class DevicesPresent(NamedTuple):
 
 
 class ChosenDevices(NamedTuple):
-    """The devices that `--device` stands for now, each once; and for each word that stands for none, a sentence."""
+    """The devices of `--device` now, each once; and a message for each word without a device."""
 
     names: tuple[str, ...]
     missing: dict[str, str]
 
     @property
     def faults(self) -> frozenset[str]:
-        """The words whose device must be there: a pattern or `auto` may stand for none beside another device."""
+        """The words whose device must exist: a pattern or `auto` may match none beside another device."""
         return frozenset(word for word in self.missing if is_name(word) or not self.names)
 
 
 def is_name(word: str) -> bool:
-    """Return whether a word names one device, be it there or not."""
+    """Return whether a word is the name of one device, existing or not."""
     return word != AUTO and not word.endswith("+") and not any(sign in word for sign in _WILD)
 
 
@@ -41,9 +41,9 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def choose_devices(words: Sequence[str], present: DevicesPresent, pod_patterns: Sequence[str]) -> ChosenDevices:
-    """Return the devices that `--device` stands for, in the order of the words, then by name.
+    """Return the devices of `--device`, in the order of the words, then by name.
 
-    A pattern and `auto` leave out loopback devices and what a `--pod-device` pattern matches; a name beats both.
+    A pattern and `auto` leave out loopback devices and those of a `--pod-device` pattern; a name takes precedence over both.
     """
     found: dict[str, None] = {}
     missing: dict[str, str] = {}

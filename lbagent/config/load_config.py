@@ -21,7 +21,7 @@ CONFIG_ENV = "LBAGENT_CONFIG"
 def load(flags: Mapping[str, Any], env: Mapping[str, str], file: str = "") -> Config:
     """Build the configuration: flags (by field name; None = not given) over environment over file over defaults.
 
-    Raises ConfigError with a line for each fault: the flag, variable or FILE:LINE and what is wrong.
+    Raises ConfigError with a line for each fault: the flag, variable or FILE:LINE and the problem.
     """
     path = file or env.get(CONFIG_ENV, "")
     values: dict[str, Any] = {}
@@ -63,7 +63,7 @@ def _read_env(env: Mapping[str, str], fault: Fault) -> dict[str, tuple[Any, str]
 
 
 def _put(out: dict[str, tuple[Any, str]], option: Option, value: Any, place: str, fault: Fault) -> None:
-    """Note a value; it is a fault where another name of the same setting has given one."""
+    """Record a value; it is a fault if another name of the same setting has one."""
     if option.key in out:
         fault(f"{place}: it cannot be given beside {out[option.key][1]}: they are one setting")
     else:
@@ -88,7 +88,7 @@ def _from_text(option: Option, text: str, place: str) -> Any:
 
 
 def _convert(values: Mapping[str, Any], places: Mapping[str, str], fault: Fault) -> Config | None:
-    """Return the record without the values that it refuses, each of which is a fault."""
+    """Return the record without invalid values, each of which is a fault."""
     left = dict(values)
     while True:
         try:
@@ -103,7 +103,7 @@ def _convert(values: Mapping[str, Any], places: Mapping[str, str], fault: Fault)
 
 
 def _wrong_value(option: Option, value: Any) -> str:
-    """Return what is wrong with a value that the record refused: another word, a number out of its range, another type."""
+    """Return the problem of an invalid value: another word, a number out of its range, another type."""
     if option.choices:
         return f"{shown(value)} is not possible; use one of {', '.join(option.choices)}"
     if option.kind == "number" and isinstance(value, int) and not isinstance(value, bool):

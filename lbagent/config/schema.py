@@ -1,4 +1,4 @@
-"""The schema of the configuration: one flat record, and each of its keys as the command line shows it."""
+"""The schema of the configuration: one flat record, and the command line's form of each key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lbagent.model.address import parse_ip
 ENV_PREFIX = "LBAGENT_"
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"0", "false", "no", "off"})
-# fields a running agent takes over on SIGHUP; the others need a restart (which loses no packet)
+# fields that a running agent reloads on SIGHUP; the others need a restart (which loses no packet)
 RELOADABLE = frozenset(
     {
         "device", "pod_device", "attach", "node_ip", "nodeport_addresses", "log_format", "log_level", "external_clusterip",
@@ -29,7 +29,7 @@ RELOADABLE = frozenset(
 
 Words = tuple[str, ...]
 PRIMARY = "primary"
-AUTO = "auto"  # on where there is a Kubernetes API, at kube-proxy's port
+AUTO = "auto"  # on with a Kubernetes API, at kube-proxy's port
 HEALTHZ, METRICS = ("0.0.0.0:10256", "[::]:10256"), ("127.0.0.1:10249",)
 _SECONDS = {"unit": "s"}
 
@@ -42,7 +42,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
         str, Meta(description="Kubeconfig of the Kubernetes API to serve; its current context is used.")
     ] = ""
     in_cluster: Annotated[
-        bool, Meta(description="Whether the Kubernetes API is reached as a Pod of it, by service account.")
+        bool, Meta(description="Whether the agent runs as a Pod and reaches the Kubernetes API by its service account.")
     ] = False
     max_delete_ratio: Annotated[
         int,
@@ -50,7 +50,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
             ge=0,
             le=100,
             description="Percent of at least 20 Services, or EndpointSlices, that may be missing in a list of the Kubernetes API;"
-            " of more the deletion waits until this is raised.",
+            " a larger deletion waits until this is raised.",
             extra={"unit": "%"},
         ),
     ] = 50
@@ -87,15 +87,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     socket_lb: Annotated[
         bool,
         Meta(
-            description="Whether the node's own processes, and host-network pods, reach Services by socket programs: their sockets"
-            " are connected to a backend itself."
+            description="Whether the node's own processes, and host-network pods, reach Services by socket programs, "
+            "which connect their sockets directly to a backend."
         ),
     ] = False
     cgroup: Annotated[
         str,
         Meta(
-            description="Cgroup whose processes the socket programs serve (default: the root of cgroup2, and so all; in a"
-            " container that of a mount of the host)."
+            description="Cgroup whose processes the socket programs serve (default: the root of cgroup2, which has all"
+            " processes; in a container that of a mount of the host)."
         ),
     ] = ""
     node_name: Annotated[
@@ -109,14 +109,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     nodeport_addresses: Annotated[
         Words,
         Meta(
-            description="CIDR of the addresses of this node that NodePorts and health check node ports have, or primary: the"
-            " first one of each IP family (default: every InternalIP; repeatable)."
+            description="CIDR of this node's addresses for NodePorts and health check node ports, or primary: the first "
+            "one of each IP family (default: every InternalIP; repeatable)."
         ),
     ] = ()
     socket: Annotated[str, Meta(description="Path of the Unix socket that serves the API.")] = DEFAULT_SOCKET
     bpffs: Annotated[str, Meta(description="Folder of the pins, on a bpf file system.")] = DEFAULT_BPFFS
     state_dir: Annotated[
-        str, Meta(description="Folder of what is kept over restarts: backend states, good manifests.")
+        str, Meta(description="Folder of state that is kept over restarts: backend states, copies of good manifests.")
     ] = DEFAULT_STATE_DIR
     artifact: Annotated[str, Meta(description="File of compiled programs (default: the one in the package).")] = ""
     log_format: Annotated[Literal["text", "json"], Meta(description="Format of the log lines.")] = "text"
@@ -144,7 +144,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     external_ips: Annotated[
         bool,
         Meta(
-            description="Whether externalIPs of Services are served: who may write a Service takes any address by them."
+            description="Whether externalIPs of Services are served: a user who may write a Service can claim any address by them."
         ),
     ] = True
     external_ip_cidr: Annotated[
@@ -164,18 +164,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     masquerade_all: Annotated[
         bool,
         Meta(
-            description="Whether backends on other nodes see an address of this node, not the pod's own, for connections of"
-            " this node's pods too."
+            description="Whether connections of this node's pods to backends on other nodes, too, have an address of this "
+            "node as source."
         ),
     ] = False
     strict_source: Annotated[
-        bool, Meta(description="Whether a remote backend's replies must come in by the device of its route.")
+        bool, Meta(description="Whether a remote backend's replies must arrive by the device of its route.")
     ] = False
     new_flows: Annotated[
         Literal["any", "syn"],
         Meta(
-            description="What begins a flow: any packet; syn: of TCP only a SYN. Other segments without a flow are left to the"
-            " stack, where the proxy translates them that served this node before."
+            description="Packets that begin a flow: any; syn: for TCP only a SYN. Other segments without a flow go to the "
+            "stack, where the proxy that served this node before translates them."
         ),
     ] = "any"
     snat_ports: Annotated[str, Meta(description="Ports for translated source addresses, FIRST-LAST, from 256 on.")] = (
@@ -184,12 +184,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     snat_address: Annotated[
         Words,
         Meta(
-            description="Further source address of this node, for flows that find no free port of the first one; at most four of"
+            description="Extra SNAT address of this node, for flows that find no free port of the first one; at most four of"
             " each IP family (repeatable)."
         ),
     ] = ()
     reject_rate: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="RST and ICMP answers to refused packets, a second and CPU.")
+        int, Meta(ge=0, le=1_000_000, description="RST and ICMP answers to rejected packets, per second and CPU.")
     ] = 1000
     maglev_table_size: Annotated[
         int, Meta(description="Entries of a Maglev table: one of ten primes, 251 to 131071.")
@@ -211,7 +211,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
         Meta(
             ge=1,
             le=65535,
-            description="Frontends (address, port and protocol) that one Service has on a node; the rest is left out and named.",
+            description="Maximum frontends (address, port and protocol) of one Service on a node; the rest is left"
+            " out and reported.",
         ),
     ] = 4096
     max_endpoints_per_namespace: Annotated[
@@ -219,8 +220,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
         Meta(
             ge=0,
             le=1 << 20,
-            description="Backends that the Services of one namespace have; more are refused and named (0: no limit beside the fair"
-            " share).",
+            description="Maximum backends of the Services of one namespace; more are rejected and reported (0: no "
+            "limit beside the fair share).",
         ),
     ] = 0
     max_source_ranges: Annotated[
@@ -233,7 +234,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
         int, Meta(ge=64, le=1 << 22, description="Entries of the spill map, for each IP family.")
     ] = 1 << 16
     max_fragments: Annotated[
-        int, Meta(ge=64, le=1 << 20, description="Fragmented datagrams that are remembered, for each IP family.")
+        int, Meta(ge=64, le=1 << 20, description="Fragmented datagrams that are tracked, for each IP family.")
     ] = 1 << 13
     timeout_new: Annotated[
         int, Meta(ge=5, le=600, description="Seconds until a flow without a reply ends.", extra=_SECONDS)
@@ -262,7 +263,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     resync_interval: Annotated[
         int,
         Meta(
-            ge=1, le=86400, description="Seconds between comparisons of the maps with what was written.", extra=_SECONDS
+            ge=1,
+            le=86400,
+            description="Seconds between comparisons of the maps with their intended contents.",
+            extra=_SECONDS,
         ),
     ] = 60
     sweep_interval: Annotated[
@@ -277,17 +281,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
 
     @property
     def has_socket_programs(self) -> bool:
-        """Whether processes of the node reach Services by socket programs: native pools are served by nothing else there."""
+        """Whether processes of the node reach Services by socket programs, the only way to serve native pools there."""
         return self.socket_lb or bool(self.apilb)
 
     @property
     def serves_sockets_alone(self) -> bool:
-        """Whether socket programs do everything: no device is named whose packets would be balanced."""
+        """Whether socket programs do all the work: there is no device whose packets would be balanced."""
         return self.has_socket_programs and not (self.device or self.pod_device)
 
     @property
     def has_manifests(self) -> bool:
-        """Whether Services of Kubernetes are among what is served, from wherever."""
+        """Whether Services of Kubernetes are served, from any source."""
         return bool(self.manifests or self.synthetic or self.has_kubernetes)
 
     @property
@@ -297,12 +301,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
 
     @property
     def healthz_listen_addresses(self) -> Words:
-        """Where /healthz is served: each ADDRESS:PORT."""
+        """The ADDRESS:PORTs that serve /healthz."""
         return self._listen(self.healthz_bind_address, HEALTHZ)
 
     @property
     def metrics_listen_addresses(self) -> Words:
-        """Where metrics are served beside metrics-address: each ADDRESS:PORT."""
+        """The ADDRESS:PORTs that serve metrics beside metrics-address."""
         return () if self.metrics_address else self._listen(self.metrics_bind_address, METRICS)
 
     def _listen(self, text: str, default: Words) -> Words:
@@ -322,7 +326,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
 
 
 class Name(NamedTuple):
-    """A key, with the flag and the environment variable that are named after it."""
+    """A key, with its flag and environment variable."""
 
     key: str
 
@@ -343,7 +347,7 @@ class Name(NamedTuple):
 
 
 class Option(NamedTuple):
-    """One key as the command line shows it."""
+    """One key in the form of the command line."""
 
     field: str
     key: str
@@ -354,7 +358,7 @@ class Option(NamedTuple):
     least: int | None = None
     most: int | None = None
     unit: str = ""
-    other_name: str = ""  # kube-proxy's, where it means the same
+    other_name: str = ""  # kube-proxy's name, if it has the same meaning
 
     @property
     def flag(self) -> str:
@@ -368,7 +372,7 @@ class Option(NamedTuple):
 
     @property
     def names(self) -> tuple[Name, ...]:
-        """Every name of it, its own first."""
+        """All its names, its own first."""
         return tuple(Name(key) for key in (self.key, self.other_name) if key)
 
 

@@ -33,12 +33,12 @@ class ServiceHealthPort(Struct, frozen=True):
     addresses: Mapping[Family, frozenset[bytes]]
 
 
-class HealthCheckedRows:
-    """The rows with a healthCheckNodePort, kept from State to State: most changes concern none."""
+class HealthCheckedFrontends:
+    """The frontends with a healthCheckNodePort, kept from State to State: most changes concern none."""
 
     def __init__(self) -> None:
         self._services: tuple[SVC, ...] = ()
-        self._rows: dict[L3n4Addr, SVC] = {}
+        self._frontends: dict[L3n4Addr, SVC] = {}
 
     def update(self, state: State) -> bool:
         """Take a State; return whether it may change health checks."""
@@ -47,15 +47,15 @@ class HealthCheckedRows:
         gone = [svc for svc in old[prefix : len(old) - suffix] if svc.health_check_node_port]
         here = [svc for svc in new[prefix : len(new) - suffix] if svc.health_check_node_port]
         for svc in gone:
-            self._rows.pop(svc.frontend, None)
-        self._rows.update((svc.frontend, svc) for svc in here)
+            self._frontends.pop(svc.frontend, None)
+        self._frontends.update((svc.frontend, svc) for svc in here)
         self._services = new
         return bool(gone or here)
 
     def checks(self) -> dict[ServiceName, ServiceHealthPort]:
         """Return the health check of each Service. Endpoints of several ports count once."""
         found: dict[ServiceName, tuple[int, dict[Family, set[bytes]]]] = {}
-        for svc in self._rows.values():
+        for svc in self._frontends.values():
             _, families = found.setdefault(svc.name, (svc.health_check_node_port, {}))
             families.setdefault(svc.frontend.family, set()).update(svc.health_check_addresses)
         return {
@@ -100,7 +100,7 @@ class ServiceHealthServers:
         """
         self._is_proxy_healthy = is_proxy_healthy
         self._addresses, self._events = addresses, events
-        self._rows = HealthCheckedRows()
+        self._frontends = HealthCheckedFrontends()
         self._servers: dict[tuple[ServiceName, Family], _Server] = {}
         self._problems: dict[tuple[ServiceName, L3n4Addr], str] = {}
         self._addresses_served: Sequence[bytes] = ()
@@ -112,10 +112,10 @@ class ServiceHealthServers:
     async def update(self, state: State) -> None:
         """Serve the health checks of a State, and retry ports that could not be opened."""
         addresses = self._addresses()
-        changed = self._rows.update(state)
+        changed = self._frontends.update(state)
         if changed or self._problems or addresses != self._addresses_served:
             self._addresses_served = addresses
-            await self._serve(self._rows.checks(), addresses)
+            await self._serve(self._frontends.checks(), addresses)
 
     async def close(self) -> None:
         """Close every port."""

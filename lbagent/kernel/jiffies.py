@@ -20,7 +20,7 @@ _CLOCK_MONOTONIC_COARSE = 6  # linux/time.h
 def hz() -> int:
     """Return CONFIG_HZ: the coarse clocks advance once per tick, and the kernel reports the length of a tick (clock_getres(2)).
 
-    Counting jiffies over a while would give another number on a busy machine, and with it other programs.
+    Counting jiffies for a while would give another number on a busy machine, and so other programs.
     """
     rate = 1 / time.clock_getres(_CLOCK_MONOTONIC_COARSE)
     return min(_KNOWN_HZ, key=lambda known: abs(known - rate) / known)

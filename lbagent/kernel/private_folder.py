@@ -21,7 +21,7 @@ def make_private(folder: str) -> None:
         try:
             os.mkdir(each, 0o700)
         except FileExistsError:
-            continue  # another thread was faster
+            continue  # another thread created it
     if not os.path.isdir(folder):
         raise NotADirectoryError(20, os.strerror(20), folder)
 

@@ -1,4 +1,4 @@
-"""What stands between a resource and its objects, in words for `lbagent status` and the log."""
+"""Failures of a resource, as text for `lbagent status` and the log."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ STAYS = "all that was read before stays as it is"
 
 
 def not_read(resource: Resource) -> str:
-    """Return what a resource that is optional and not listed means."""
+    """Return the consequence of an optional resource that is not listed."""
     return f"{resource.kind} objects of the API are not read"
 
 
 class ApiFailure(Struct, frozen=True):
-    """A request that fails. `status` is HTTP's, 0 when there was no answer, None when the answer could not be read."""
+    """A failed request. `status` is HTTP's, 0 if there was no answer, None if the answer could not be read."""
 
     resource: Resource
     verb: str
@@ -28,13 +28,13 @@ class ApiFailure(Struct, frozen=True):
 
     @property
     def message(self) -> Message:
-        """The failure by itself."""
+        """The failure as text."""
         kept = not_read(self.resource) if self.resource.optional else _kept([self])
         return Message(self.text, kept, kind=self.verb, key=self.resource.name, warning=self.resource.optional)
 
 
 def failure_message(failures: Iterable[ApiFailure]) -> Message | None:
-    """Return what is wrong with all of these, in one message: a server that is away fails for every resource alike."""
+    """Return all of these failures in one message: if the server does not answer, every resource fails in the same way."""
     groups: dict[int | None, list[ApiFailure]] = {}
     for failure in failures:
         groups.setdefault(failure.status, []).append(failure)

@@ -1,4 +1,4 @@
-"""The command that a kubeconfig names for its credentials (`exec`): run, and ended with all it started when it takes too long.
+"""Runs the command of a kubeconfig for credentials (`exec`), and ends it with its child processes if it takes too long.
 
 Source: client.authentication.k8s.io, "Input and output formats". The package `kubernetes` starts such a command and never ends it.
 """
@@ -22,7 +22,7 @@ MAX_QUOTED = 300  # characters of the command's error output
 async def run(arguments: Sequence[str], environment: Mapping[str, str], api_version: str) -> dict[str, Any]:
     """Return the `status` of the ExecCredential that the command prints. Cancelled, it kills the command's process group.
 
-    Raises OSError where the command cannot be started, LbError where it fails or prints something else.
+    Raises OSError if the command cannot be started, LbError if it fails or prints something else.
     """
     info = {"apiVersion": api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
     process = await asyncio.create_subprocess_exec(
@@ -31,7 +31,7 @@ async def run(arguments: Sequence[str], environment: Mapping[str, str], api_vers
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,  # a group of its own: what it starts ends with it
+        start_new_session=True,  # a group of its own: its child processes end with it
     )
     try:
         output, errors = await process.communicate()

@@ -24,23 +24,23 @@ from lbagent.kube.resources import collection_of
 from lbagent.objects.object_event import ObjectEvent
 
 log = logging.getLogger(__name__)
-BURST, REFILL_S = 25, 10.0  # so many at once, then one each so many seconds
-MAX_WAITING = 100  # what comes beyond is left out
-MAX_TRIES, EVENT_RETRY_DELAY_S = 3, 5.0  # when the server does not answer
+BURST, REFILL_S = 25, 10.0  # burst, then one Event per so many seconds
+MAX_WAITING = 100  # more are left out
+MAX_TRIES, EVENT_RETRY_DELAY_S = 3, 5.0  # if the server does not answer
 SILENCE_S = 10.0
-MAX_TEXT = 1024  # characters of a message that the API takes
-NODE_NAMESPACE = "default"  # where Events about objects without a namespace are
+MAX_TEXT = 1024  # maximum characters of a message in the API
+NODE_NAMESPACE = "default"  # namespace of Events about objects without a namespace
 COMPONENT = "lbagent"
 BUSY_POLL_INTERVAL_S, MAX_BUSY_POLLS = (
     0.025,
     4,
-)  # after each Event, while the work that Events report goes on: 0.1 s at most
-MAX_COUNTED = 20_000  # Events whose number of times is known
+)  # after each Event, while the reported work continues: 0.1 s at most
+MAX_COUNTED = 20_000  # Events with a stored count
 NAME_HASH_BYTES = 8
 
 
 class EventLimits(Struct, frozen=True):
-    """So many Events at once, then one each `refill_s` seconds; what comes beyond `waiting` is left out."""
+    """So many Events at once, then one per `refill_s` seconds; more than `waiting` are left out."""
 
     burst: int = BURST
     refill_s: float = REFILL_S
@@ -64,10 +64,10 @@ class _Counted(Struct):
 
 
 class EventWriter:
-    """Writes what it is given, in order, from a queue.
+    """Writes the Events of a queue, in order.
 
-    With `counts`, the same sentence about the same object is one Event with a number of times, also over a restart. While
-    `is_busy` returns true they are written one by one, so that the server has time for the work that they report.
+    With `counts`, equal messages about one object are one Event with a count, also over a restart. While `is_busy` returns true
+    they are written one by one, so that the server has time for the work that they report.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class EventWriter:
             limits or EventLimits(BURST, REFILL_S, MAX_WAITING),
             counts,
         )
-        self._times: dict[str, int] = {}  # name of an Event -> how often it was written
+        self._times: dict[str, int] = {}  # name of an Event -> its count
         self._waiting: deque[tuple[ObjectEvent, str]] = deque()  # with its time
         self._came = asyncio.Event()
         self._credit, self._credited = float(self._limits.burst), clock()
@@ -105,7 +105,7 @@ class EventWriter:
         self._came.set()
 
     async def run(self) -> None:
-        """Write until cancelled. Nothing that the server does ends it."""
+        """Write until cancelled. No answer of the server ends it."""
         while True:
             await self._came.wait()
             while self._waiting:
@@ -115,14 +115,14 @@ class EventWriter:
             self._came.clear()
 
     async def _let_work_go_first(self) -> None:
-        """Wait a moment while there is work; not when so many Events wait that some would be left out."""
+        """Wait a moment while there is work, unless so many Events wait that some would be left out."""
         polls = MAX_BUSY_POLLS if len(self._waiting) <= self._limits.waiting / 2 else 0
         while polls and self._is_busy():
             polls -= 1
             await asyncio.sleep(BUSY_POLL_INTERVAL_S)
 
     def _pause(self) -> float:
-        """Take credit for one event; return the seconds until it is there."""
+        """Take credit for one event; return the seconds until there is credit."""
         now = self._clock()
         burst, refill_s = self._limits.burst, self._limits.refill_s
         self._credit = min(float(burst), self._credit + (now - self._credited) / refill_s) - 1
@@ -154,7 +154,7 @@ class EventWriter:
             log.warning("an Event was not written (create events)", extra={"error": str(error)})
 
     async def _write(self, event: ObjectEvent, at: str) -> None:
-        """Find the object's uid, by which `kubectl describe` finds the Event, and write it. An object that is gone gets none."""
+        """Look up the object's uid, by which `kubectl describe` finds the Event, and write it. A deleted object gets none."""
         namespace, _, name = event.key.rpartition("/")
         uid = event.uid or (name if event.kind == "Node" else await self._uid(event.kind, namespace, name))
         if uid:
@@ -188,7 +188,7 @@ class EventWriter:
             await self._count_again(f"{path}/{name}", self._times[name] - 1, body)
 
     async def _count_again(self, path: str, times: int, body: dict[str, Any]) -> bool:
-        """Write one time more; return whether the Event is still there: the server forgets them after an hour."""
+        """Raise the count; return whether the Event still exists: the server deletes Events after an hour."""
         patch = {"count": times + 1, "lastTimestamp": body["lastTimestamp"]}
         try:
             await self._client.patch(path, patch, silence_s=SILENCE_S)

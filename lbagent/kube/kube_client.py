@@ -1,6 +1,6 @@
-"""Requests to the API server: the one door to the package `kubernetes`, of which only configuration and transport are used.
+"""Requests to the API server: the only module that uses the package `kubernetes`, of which it needs configuration and transport.
 
-Its generated classes stay unloaded (1.2 s and 26 MiB), answers are raw bytes. Every failure is a `ServerUnreachable` or an
+Its generated classes are not loaded (1.2 s and 26 MiB), answers are raw bytes. Every failure is a `ServerUnreachable` or an
 `ApiError`.
 """
 
@@ -29,7 +29,7 @@ from lbagent.kube.kube_settings import KubeSettings
 from lbagent.kube.server_contact import ServerContact
 
 CONNECT_S = 5.0
-CREDENTIALS_S = 30.0  # a kubeconfig may name a command that gives them
+CREDENTIALS_S = 30.0  # a kubeconfig may have a command that prints them
 CREDENTIALS = "kube-credentials"  # folder below the state directory
 MAX_RETRY_AFTER_S = 300.0
 KEEPALIVE = {
@@ -39,16 +39,16 @@ KEEPALIVE = {
 }  # s, s, probes: 30 s until it is dead
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"  # RFC 7386
-STRATEGIC_PATCH = "application/strategic-merge-patch+json"  # Kubernetes' own: adds to lists, takes from them
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"  # Kubernetes' own: adds to lists, removes from them
 OUT_OF_TIME = (9, 10)  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 
 
 class ServerUnreachable(LbError):
-    """No answer: no connection, or one that broke or went silent."""
+    """No answer: no connection, or one that broke or stopped sending."""
 
 
 class ApiError(LbError):
-    """The server answered with an error. `retry_after_s` is 0 when it names no time.
+    """The server answered with an error. `retry_after_s` is 0 if the answer has no time.
 
     `causes` are the words of metav1.StatusCause, such as ResourceVersionTooLarge.
     """
@@ -81,7 +81,7 @@ class Status(Struct, gc=False):
 
     @property
     def causes(self) -> frozenset[str]:
-        """Why the request failed, as words."""
+        """Why the request failed, as text."""
         return frozenset(each.reason for each in (self.details and self.details.causes) or ())
 
 
@@ -97,20 +97,20 @@ class Answer:
         return data
 
     async def lines(self) -> AsyncIterator[list[bytes]]:
-        """Yield whole lines as they arrive, all of a moment together; the caller may clear each list.
+        """Yield whole lines as they arrive, those of one chunk together; the caller may clear each list.
 
-        What a broken connection left of a line is dropped.
+        The rest of a line after a broken connection is dropped.
         """
         rest: list[bytes] = []
         chunks = self._raw.content.iter_any()
         while (lines := _whole_lines(rest, await anext(chunks, b""))) is not None:
             if lines:
                 yield lines
-            del lines  # while the next ones are waited for: those of a list are some MiB
+            del lines  # while it waits for the next ones: those of a list are some MiB
 
 
 def _whole_lines(rest: list[bytes], chunk: bytes) -> list[bytes] | None:
-    """Return the lines that a chunk ends, None for the end of all (b""). `rest` is what was left before, and is left now."""
+    """Return the lines that a chunk completes, None at the end of all (b""). `rest` holds the incomplete line, before and after."""
     if not chunk:
         return None
     first, *others = chunk.split(b"\n")
@@ -123,7 +123,7 @@ def _whole_lines(rest: list[bytes], chunk: bytes) -> list[bytes] | None:
 
 
 class _Connection:
-    """An ApiClient, which stays open until the last one who reads from it is done."""
+    """An ApiClient, which stays open until its last reader is done."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -136,10 +136,10 @@ class _Connection:
 
 
 class KubeClient:
-    """Sends requests to the server of the settings. After a refusal or silence it reads the credentials again and reconnects."""
+    """Sends requests to the server of the settings. After a rejection or time-out it reads the credentials again and reconnects."""
 
     def __init__(self, settings: KubeSettings, contact: ServerContact | None = None) -> None:
-        """`contact` is shared with other clients of the same server."""
+        """`contact` is shared by the clients of one server."""
         self._settings = settings
         self.contact = contact or ServerContact()
         self._connection: _Connection | None = None
@@ -156,19 +156,19 @@ class KubeClient:
             yield answer
 
     async def post(self, path: str, body: Mapping[str, Any], *, silence_s: float) -> bytes:
-        """Create an object; return it as it is now. Raises what `get` does."""
+        """Create an object; return its new form. Raises the errors of `get`."""
         return await self._write("POST", path, body, JSON, silence_s)
 
     async def put(self, path: str, body: Mapping[str, Any], *, silence_s: float) -> bytes:
-        """Replace an object; return it as it is now. Raises what `get` does."""
+        """Replace an object; return its new form. Raises the errors of `get`."""
         return await self._write("PUT", path, body, JSON, silence_s)
 
     async def patch(self, path: str, body: Mapping[str, Any], *, kind: str = MERGE_PATCH, silence_s: float) -> bytes:
-        """Change an object by a patch of this content type; return it as it is now. Raises what `get` does."""
+        """Change an object by a patch of this content type; return its new form. Raises the errors of `get`."""
         return await self._write("PATCH", path, body, kind, silence_s)
 
     async def delete(self, path: str, *, silence_s: float, options: Mapping[str, Any] | None = None) -> None:
-        """Delete an object; `options` are metav1.DeleteOptions. Raises what `get` does."""
+        """Delete an object; `options` are metav1.DeleteOptions. Raises the errors of `get`."""
         async with self._send("DELETE", path, {}, options, silence_s) as answer:
             await answer.read()
 
@@ -197,7 +197,7 @@ class KubeClient:
                 self.contact.note_success()
                 yield Answer(raw)
         except ServerUnreachable as error:
-            self._retire(connection)  # its idle sockets may be as dead: a request on one of them would hang
+            self._retire(connection)  # its idle sockets may be dead, too: a request on one of them would hang
             if raw is None:
                 raise ServerUnreachable(f"{error}{self._settings.server_place}") from None
             raise
@@ -212,7 +212,7 @@ class KubeClient:
             await connection.close_if_unused()
 
     async def connect(self) -> None:
-        """Load the package and read the credentials now: seconds, which a request would count. Raises ServerUnreachable."""
+        """Load the package and read the credentials now, which takes seconds, not in a request. Raises ServerUnreachable."""
         await self._connect()
 
     async def close(self) -> None:
@@ -256,7 +256,7 @@ class KubeClient:
             return self._connection
 
     def _forget_old_credentials(self) -> None:
-        """Remove what an agent left that was killed; this one's are removed when it ends."""
+        """Remove the files of a killed agent; this one's are removed when it ends."""
         if self._settings.state_dir and not self._has_connected:
             shutil.rmtree(os.path.join(self._settings.state_dir, CREDENTIALS), ignore_errors=True)
         self._has_connected = True
@@ -268,7 +268,7 @@ class KubeClient:
 
 
 async def _open(settings: KubeSettings) -> Any:
-    """Read the credentials and return an ApiClient. Raises what `_as_unreachable` maps."""
+    """Read the credentials and return an ApiClient. Raises the errors that `_as_unreachable` maps."""
     try:
         async with asyncio.timeout(CREDENTIALS_S):
             return await _new_client(settings)
@@ -296,17 +296,17 @@ async def _new_client(settings: KubeSettings) -> Any:
 
 
 def _has_proxy() -> bool:
-    """Return whether the environment names a proxy.
+    """Return whether the environment sets a proxy.
 
-    Only then aiohttp is to read it, and ~/.netrc: for each request it does so in two other threads, a fourth of what a write costs.
+    Only then aiohttp reads it, and ~/.netrc: it does so for each request in two other threads, a fourth of the cost of a write.
     """
-    from urllib.request import getproxies  # a module of 0.05 s, which aiohttp has loaded by now
+    from urllib.request import getproxies  # a module of 0.05 s, which aiohttp has already loaded
 
     return bool(getproxies())
 
 
 def _credentials_folder(settings: KubeSettings) -> str | None:
-    """Return where certificates and keys are written that a kubeconfig holds as text: OpenSSL reads files only. Raises OSError."""
+    """Return the folder for certificates and keys that a kubeconfig has as text: OpenSSL reads files only. Raises OSError."""
     if not settings.state_dir:
         return None
     folder = os.path.join(settings.state_dir, CREDENTIALS)
@@ -315,10 +315,10 @@ def _credentials_folder(settings: KubeSettings) -> str | None:
 
 
 class _NoType(Generic[TypeVar("_T")]):  # type: ignore[misc]
-    """Stands for types that the package names and no request of ours meets."""
+    """Replaces types of the package that no request here uses."""
 
 
-# Types of answers that its generated classes give: with pydantic, whose 40 modules take 8 MiB and 0.05 s.
+# Types of answers of its generated classes: with pydantic, whose 40 modules take 8 MiB and 0.05 s.
 _UNUSED: Mapping[str, Mapping[str, object]] = {
     "pydantic": {"SecretStr": _NoType},
     "kubernetes.aio.client.api_response": {"ApiResponse": _NoType, "T": TypeVar("T")},
@@ -332,7 +332,7 @@ def _load_package() -> tuple[Any, Any]:
         from kubernetes.aio.config import exec_provider, kube_config
 
     class Command(exec_provider.ExecProvider):  # type: ignore[misc]
-        """Reads the kubeconfig's words as the package does; the command itself is ours (credentials_command.py)."""
+        """Reads the settings of the kubeconfig like the package; the command is run by credentials_command.py."""
 
         async def run(self, *_: object) -> dict[str, Any]:
             """Return the credentials."""
@@ -344,7 +344,7 @@ def _load_package() -> tuple[Any, Any]:
 
 @contextmanager
 def _as_unreachable() -> Iterator[None]:
-    """Turn what the package, its transport and the system raise into one sentence."""
+    """Map the errors of the package, its transport and the system to one message."""
     import aiohttp
     from kubernetes.aio.config.config_exception import ConfigException
 
@@ -369,7 +369,7 @@ def _probe_when_idle(raw: Any) -> None:
 
 
 def _clock_hint(error: Exception) -> str:
-    """Return the time by this node's clock, for a certificate that is out of its time; '' for what else is wrong with it."""
+    """Return the time of this node's clock, for a certificate outside its period of validity; '' for other errors."""
     if getattr(error, "verify_code", 0) not in OUT_OF_TIME:
         return ""
     return f"; this node's clock says {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: if that is wrong, set it"

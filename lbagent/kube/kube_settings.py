@@ -1,4 +1,4 @@
-"""What can be set of the Kubernetes source, and a kubeconfig checked before anything is loaded."""
+"""The settings of the Kubernetes source, and the check of a kubeconfig before anything is loaded."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class KubeTiming(Struct, frozen=True, kw_only=True):
 
     first_pause_s: float = 0.8
     max_pause_s: float = 30.0
-    healthy_s: float = 60.0  # after so long without a failure, pauses restart at the first
-    silence_s: float = 150.0  # a watch without data for so long counts as dead
-    list_silence_s: float = 60.0  # the same of a list
-    alive_s: float = 1.0  # a watch that lasts so long is no failure, even without data
-    standing_s: float = 10.0  # a failure that lasts so long is shown
-    first_list_s: float = 10.0  # an agent that continues from its maps waits so long for the first lists
-    optional_s: float = 10.0  # what not every server has is waited for so long after all else was listed
+    healthy_s: float = 60.0  # after this time without a failure, pauses restart at the first
+    silence_s: float = 150.0  # a watch without data for this time counts as dead
+    list_silence_s: float = 60.0  # the same for a list
+    alive_s: float = 1.0  # a watch that lasts this time is no failure, even without data
+    standing_s: float = 10.0  # a failure that lasts this time is shown
+    first_list_s: float = 10.0  # an agent that continues from its maps waits this time for the first lists
+    optional_s: float = 10.0  # wait for optional resources after all others were listed
     wake_spread_s: float = (
-        3.0  # reflectors of all nodes whose pauses end by another request's success begin within this time
+        3.0  # reflectors of all nodes whose pauses end by the success of another request restart within this time
     )
     watch_s: tuple[int, int] = (300, 600)  # the requested length of a watch is in this range
     absent_s: float = 300.0  # until a resource that is not installed is requested again
@@ -37,7 +37,7 @@ class KubeTiming(Struct, frozen=True, kw_only=True):
 
 
 class KubeSettings(Struct, frozen=True, kw_only=True):
-    """Where the API server is, which node this is, and what is kept over restarts.
+    """The address of the API server, the name of this node, and the folder kept over restarts.
 
     `kubeconfig` is '' for the service account of a Pod. `max_delete_ratio` is in percent.
     """
@@ -50,9 +50,9 @@ class KubeSettings(Struct, frozen=True, kw_only=True):
 
     @property
     def server_place(self) -> str:
-        """Where the API server of a Pod is and what names it, in brackets; '' with a kubeconfig.
+        """The address of the API server of a Pod and its origin, in brackets; '' with a kubeconfig.
 
-        It is a Service unless it was overridden, and before the first agent is ready no program may serve that.
+        It is a Service unless it was overridden, and before the first agent is ready no program may serve it.
         """
         if self.kubeconfig:
             return ""
@@ -60,7 +60,7 @@ class KubeSettings(Struct, frozen=True, kw_only=True):
         return f" ({host}:{port} by KUBERNETES_SERVICE_HOST; where that is a Service which no proxy serves yet, name an address)"
 
     def check(self) -> None:
-        """Refuse what can be seen without asking the server. Raises ConfigError naming the file or variable."""
+        """Check the settings without a request to the server. Raises ConfigError with the file or variable."""
         if self.kubeconfig:
             check_kubeconfig(self.kubeconfig)
         else:
@@ -138,10 +138,10 @@ def check_kubeconfig(path: str) -> None:
 
 
 def _check_files(path: str, context: _Context, cluster: _Cluster, user: _User) -> None:
-    """Refuse a file of the cluster or the user that cannot be read.
+    """Reject a file of the cluster or the user that cannot be read.
 
-    Not read, and not checked: certificates for a server without TLS, a file whose content the kubeconfig holds itself, and files
-    of a user whose credentials come from a command or a provider.
+    Not read, and not checked: certificates for a server without TLS, files whose content is in the kubeconfig, and files of a
+    user whose credentials come from a command or a provider.
     """
     of_cluster, of_user = f"cluster {context.cluster!r}", f"user {context.user!r}"
     has_tls, has_files = cluster.server.startswith("https://"), not (user.exec or user.auth_provider)
@@ -190,7 +190,7 @@ def _read(path: str) -> _Kubeconfig:
 
 
 def check_in_cluster() -> None:
-    """Look for what Kubernetes gives to a Pod: the server's address and a token. Raises ConfigError."""
+    """Read the server's address and the token that Kubernetes gives to a Pod. Raises ConfigError."""
     for name in SERVER_VARIABLES:
         if not os.environ.get(name):
             raise ConfigError(f"--in-cluster: {name} is not set; outside a Pod use --kubeconfig FILE")

@@ -1,7 +1,7 @@
-"""One of several controllers leads, by a Lease. Source: client-go, tools/leaderelection (behaviour).
+"""Elects one of several controllers as leader, by a Lease. Source: client-go, tools/leaderelection (behaviour).
 
-A Lease is taken over when its record has not changed for its own duration, by the clock of the one who looks: clocks of
-different nodes are not compared. A leader that could not renew for two thirds of it stops by itself, before another begins.
+A Lease is taken over if its record has not changed for its own duration, by the clock of the reader: clocks of different nodes
+are not compared. A leader that could not renew for two thirds of it stops by itself, before another one begins.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from lbagent.kube.leases import Leases, LeaseSpec
 
 log = logging.getLogger(__name__)
 LEASE = "lbagent-cloud"
-RENEW_PARTS = 2 / 3  # of the duration, after which a leader that cannot renew stops
-RETRY_PARTS = 2 / 15  # of the duration, between two looks: client-go's 2 s of 15 s
+RENEW_PARTS = 2 / 3  # share of the duration after which a leader that cannot renew stops
+RETRY_PARTS = 2 / 15  # share of the duration between two reads: client-go's 2 s of 15 s
 
 
 class LeaderElection:
@@ -50,11 +50,11 @@ class LeaderElection:
         return self._duration_s - self._renew_s
 
     def may_write(self) -> bool:
-        """Return whether this one leads for certain."""
+        """Return whether this controller certainly leads."""
         return self.is_leading and self._clock() < self._held_until
 
     async def lead(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Campaign, work while the Lease is held, and campaign again when it was lost. Ends when the work does."""
+        """Campaign, work while the Lease is held, and campaign again after its loss. Ends with the work."""
         while True:
             await self._acquire()
             try:
@@ -72,7 +72,7 @@ class LeaderElection:
         log.info("this controller leads", extra={"lease": self._lease, "identity": self._identity})
 
     async def _work_while_held(self, work: Callable[[], Awaitable[None]]) -> bool:
-        """Return whether the work ended, rather than the Lease."""
+        """Return whether the work ended, not the Lease."""
         working = asyncio.ensure_future(work())
         renewing = asyncio.create_task(self._renew())
         try:
@@ -80,7 +80,7 @@ class LeaderElection:
             if working.done():
                 working.result()
                 return True
-            log.error("this controller leads no more: the Lease could not be renewed", extra={"error": self._failure})
+            log.error("this controller no longer leads: the Lease could not be renewed", extra={"error": self._failure})
             return False
         finally:
             for task in (working, renewing):
@@ -88,7 +88,7 @@ class LeaderElection:
             await asyncio.gather(working, renewing, return_exceptions=True)
 
     async def _renew(self) -> None:
-        """Renew until that has failed for too long, or another one has the Lease."""
+        """Renew until it has failed for too long, or another controller has the Lease."""
         while self._clock() < self._held_until:
             await asyncio.sleep(self._retry_s)
             if (
@@ -101,7 +101,7 @@ class LeaderElection:
     async def _try_once(self) -> bool:
         """Acquire or renew; return whether that worked."""
         try:
-            await self._client.connect()  # it takes seconds the first time, which are none of the Lease's
+            await self._client.connect()  # it takes seconds the first time, which do not count for the Lease
             began = self._clock()
             async with asyncio.timeout(self._renew_s):
                 is_held = await self._acquire_or_renew(began)
@@ -141,7 +141,7 @@ class LeaderElection:
         self._observed, self._observed_at = spec, now
 
     async def _release(self) -> None:
-        """Give the Lease back, so that another controller need not wait."""
+        """Release the Lease, so that another controller need not wait."""
         try:
             async with asyncio.timeout(self.write_s):
                 found = await self._leases.get(self._lease, silence_s=self.write_s)

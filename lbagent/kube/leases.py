@@ -14,7 +14,7 @@ from lbagent.kube.kube_client import ApiError, KubeClient
 from lbagent.kube.object_cache import CachedObject, ObjectCache, ObjectMeta, UnreadableAnswer
 
 API = "coordination.k8s.io/v1"
-RELEASED_S = 1  # duration of a Lease that was given back
+RELEASED_S = 1  # duration of a released Lease
 
 
 class LeaseSpec(Struct, rename="camel", omit_defaults=True, frozen=True):
@@ -27,7 +27,7 @@ class LeaseSpec(Struct, rename="camel", omit_defaults=True, frozen=True):
     lease_transitions: int | None = None
 
     def held_by(self, holder: str, duration_s: float) -> LeaseSpec:
-        """Return it as its holder writes it now: a renewal, or the first write of the next holder."""
+        """Return the spec that a holder writes now: a renewal, or the first write of the next holder."""
         now, is_same = now_text(), self.holder_identity == holder
         return LeaseSpec(
             holder_identity=holder,
@@ -38,13 +38,13 @@ class LeaseSpec(Struct, rename="camel", omit_defaults=True, frozen=True):
         )
 
     def given_back(self) -> LeaseSpec:
-        """Return it without a holder, so that another one need not wait."""
+        """Return the spec without a holder, so that another one need not wait."""
         now = now_text()
         return LeaseSpec("", RELEASED_S, acquire_time=now, renew_time=now, lease_transitions=self.lease_transitions)
 
 
 class Lease(Struct, frozen=True):
-    """A Lease; `metadata` is written back as it came, so that the server refuses what another writer has changed since."""
+    """A Lease; `metadata` is written back unchanged, so that the server rejects a write after another writer's change."""
 
     metadata: dict[str, Any]
     spec: LeaseSpec = msgspec.field(default_factory=LeaseSpec)
@@ -72,14 +72,14 @@ def now_text() -> str:
 
 
 class Leases:
-    """The Leases of a namespace. Raises what KubeClient does, and UnreadableAnswer for what is no Lease."""
+    """The Leases of a namespace. Raises the errors of KubeClient, and UnreadableAnswer for an answer that is no Lease."""
 
     def __init__(self, client: KubeClient, namespace: str) -> None:
         self._client, self._namespace = client, namespace
         self.path = f"/apis/{API}/namespaces/{namespace}/leases"
 
     async def get(self, name: str, *, silence_s: float) -> Lease | None:
-        """Return a Lease, None when there is none."""
+        """Return a Lease, None if there is none."""
         try:
             async with self._client.get(f"{self.path}/{name}", {}, silence_s=silence_s) as answer:
                 return lease_of(await answer.read())
@@ -95,17 +95,17 @@ class Leases:
         return await self._client.post(self.path, body, silence_s=silence_s)
 
     async def replace(self, lease: Lease, spec: LeaseSpec, *, silence_s: float, **metadata: Any) -> bytes:
-        """Write a Lease as it was read, with another spec; return it. ApiError 409: another writer came first."""
+        """Write a Lease as read, with a new spec; return it. ApiError 409: another writer came first."""
         meta = {**lease.metadata, **metadata}
         body = {"apiVersion": API, "kind": "Lease", "metadata": meta, "spec": msgspec.to_builtins(spec)}
         return await self._client.put(f"{self.path}/{meta['name']}", body, silence_s=silence_s)
 
 
 class LeaseCache(ObjectCache):
-    """Leases as a reflector keeps them."""
+    """Leases in the cache of a reflector."""
 
     def lease(self, key: str) -> Lease | None:
-        """Return a Lease by NAMESPACE/NAME; None: it is not there, or cannot be read."""
+        """Return a Lease by NAMESPACE/NAME; None: it does not exist, or cannot be read."""
         found: object = self.get(key)
         return found if isinstance(found, Lease) else None
 

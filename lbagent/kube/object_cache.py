@@ -1,7 +1,7 @@
-"""The objects of one resource as the server gave them last: lists are compared with it, events change it. Nothing here waits.
+"""The objects of one resource as last received from the server: lists are compared with it, events change it. Nothing here waits.
 
-Versions are compared as numbers where they are numbers (KEP-5504): what is older than what is known changes nothing, so that
-events that come twice or in another order leave what a fresh list would hold.
+Versions are compared as numbers if they are numbers (KEP-5504): an older version changes nothing, so repeated or reordered events
+result in the contents of a fresh list.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from lbagent.objects.decode.decode_object import decode_json
 from lbagent.objects.decode.report import seconds
 from lbagent.objects.records import EndpointSlice, KubeObject, LastGoodObject, ObjectChange, Origin, Pod
 
-SOURCE = "kube"  # the name of the source that every object carries
+SOURCE = "kube"  # `origin.source` of every object
 ORIGIN = Origin(source=SOURCE)
 MAX_TOMBSTONES = 10_000
 TRIGGER_TIME = "endpoints.kubernetes.io/last-change-trigger-time"  # set by the EndpointSlice controller
 
 
 class UnreadableAnswer(LbError):
-    """What the server sent is not what the API promises."""
+    """The server's answer does not conform to the API."""
 
 
 class ObjectMeta(Struct, gc=False):
@@ -41,7 +41,7 @@ class ObjectMeta(Struct, gc=False):
 
     @property
     def key(self) -> str:
-        """Namespace and name in one text; the name of what has no namespace."""
+        """Namespace and name in one text; the name of an object without a namespace."""
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 
@@ -53,9 +53,9 @@ _HEAD = msgspec.json.Decoder(_Head)
 
 
 class CachedObject(Struct, frozen=True, gc=False):
-    """An object at a version; `obj` is None when nothing of it can be used. `kept` are parts that are older, by field.
+    """An object at a version; `obj` is None if it cannot be used at all. `kept` are older parts, by field.
 
-    `triggered_at` is when its event happened: seconds since 1970, 0 = unknown.
+    `triggered_at` is the time of its event: seconds since 1970, 0 = unknown.
     """
 
     version: str
@@ -66,7 +66,7 @@ class CachedObject(Struct, frozen=True, gc=False):
     triggered_at: float = 0.0
 
 
-Draft = dict[str, CachedObject]  # a list that is still coming in, by key
+Draft = dict[str, CachedObject]  # a list that is being received, by key
 
 
 def metadata_of(raw: msgspec.Raw | bytes) -> ObjectMeta:
@@ -78,7 +78,7 @@ def metadata_of(raw: msgspec.Raw | bytes) -> ObjectMeta:
 
 
 def is_older(version: str, than: str) -> bool:
-    """Return whether a resourceVersion is known to be older than another one."""
+    """Return whether a resourceVersion is certainly older than another one."""
     return version.isdecimal() and than.isdecimal() and int(version) < int(than)
 
 
@@ -96,9 +96,9 @@ class ObjectCache:
     def __init__(
         self, resource: Resource, generation: Callable[[], int] = lambda: 0, refine: Refine = _for_all_nodes
     ) -> None:
-        """`generation` returns the number of the next batch of changes, for messages about what is kept of an object.
+        """`generation` returns the number of the next batch of changes, for messages about kept parts of an object.
 
-        `refine` makes what is kept of a decoded object and its JSON.
+        `refine` makes the cached form of a decoded object and its JSON.
         """
         self._kind = resource.kind
         self._generation = generation
@@ -106,38 +106,38 @@ class ObjectCache:
         self._entries: Draft = {}
         self._tombstones: dict[str, str] = {}  # key -> version at which it was deleted
         self._faulty: set[str] = set()  # keys of objects that have messages
-        self.held: frozenset[str] = frozenset()  # keys that the last list did not hold and that are kept
+        self.held: frozenset[str] = frozenset()  # keys missing in the last list that are kept
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
     def keys(self) -> KeysView[str]:
-        """What is there, also what is held."""
+        """All objects, including kept ones."""
         return self._entries.keys()
 
     @property
     def objects(self) -> dict[str, KubeObject]:
-        """The objects that can be used, by key."""
+        """The usable objects, by key."""
         return {key: entry.obj for key, entry in self._entries.items() if entry.obj is not None}
 
     def get(self, key: str) -> KubeObject | None:
-        """Return an object; None: it is not there, or cannot be used."""
+        """Return an object; None: it does not exist, or cannot be used."""
         entry = self._entries.get(key)
         return entry.obj if entry else None
 
     def version_of(self, key: str) -> str:
-        """Return the resourceVersion of an object, '' when it is not there."""
+        """Return the resourceVersion of an object, '' if it does not exist."""
         entry = self._entries.get(key)
         return entry.version if entry else ""
 
     @property
     def messages(self) -> list[Message]:
-        """What is wrong with the objects, in the order of their keys."""
+        """The problems of the objects, in the order of their keys."""
         return [message for key in sorted(self._faulty) for message in self._entries[key].messages]
 
     def add_to(self, draft: Draft, raw: msgspec.Raw | bytes) -> None:
-        """Take up an object of a list. Raises UnreadableAnswer."""
+        """Decode an object of a list. Raises UnreadableAnswer."""
         meta = metadata_of(raw)
         key = meta.key
         known = self._entries.get(key)
@@ -145,11 +145,11 @@ class ObjectCache:
         draft[key] = known if unchanged and known is not None else self._decode(raw, meta, known)
 
     def missing(self, draft: Draft) -> frozenset[str]:
-        """Return the keys of what a whole list does not hold."""
+        """Return the keys that are missing in a whole list."""
         return frozenset(self._entries.keys() - draft.keys())
 
     def accept(self, draft: Draft, hold: frozenset[str] = frozenset()) -> list[ObjectChange]:
-        """Take over a whole list but keep the objects of `hold`, which it lacks; return what changes."""
+        """Apply a whole list but keep the objects of `hold`, which it lacks; return the changes."""
         old, self.held = self._entries, hold
         self._entries = draft | {key: old[key] for key in hold}
         self._tombstones.clear()
@@ -159,14 +159,14 @@ class ObjectCache:
         return [change for change in changes if change is not None]
 
     def release(self) -> list[ObjectChange]:
-        """Let go what is held."""
+        """Remove the kept objects."""
         changes = [self._change(key, self._entries.pop(key), None) for key in sorted(self.held)]
         self._faulty -= self.held
         self.held = frozenset()
         return [change for change in changes if change is not None]
 
     def put(self, raw: msgspec.Raw | bytes, meta: ObjectMeta) -> ObjectChange | None:
-        """Take an event that an object was added or modified; `meta` is its metadata."""
+        """Apply an event that an object was added or modified; `meta` is its metadata."""
         key, version = meta.key, meta.resourceVersion
         old = self._entries.get(key)
         if is_older(version, self._tombstones.get(key, "")):
@@ -180,7 +180,7 @@ class ObjectCache:
         return self._change(key, old, new)
 
     def delete(self, meta: ObjectMeta) -> ObjectChange | None:
-        """Take an event that the object with this metadata was deleted."""
+        """Apply an event that the object with this metadata was deleted."""
         key, version = meta.key, meta.resourceVersion
         old = self._entries.get(key)
         if old is not None and is_older(version, old.version):
@@ -195,12 +195,12 @@ class ObjectCache:
         return self._change(key, old, None)
 
     def forget_versions(self) -> None:
-        """Forget at which versions objects are: those of another server mean nothing beside them."""
+        """Forget the versions of objects: those of another server cannot be compared with them."""
         self._entries = {key: replace(entry, version="") for key, entry in self._entries.items()}
         self._tombstones.clear()
 
     def forget_tombstones(self) -> None:
-        """Forget what was deleted: the server sends nothing older than now any more."""
+        """Forget deleted objects: from now on the server sends nothing older."""
         self._tombstones.clear()
 
     def _decode(self, raw: msgspec.Raw | bytes, meta: ObjectMeta, known: CachedObject | None) -> CachedObject:
@@ -224,14 +224,14 @@ class ObjectCache:
 
 
 def _with_known_endpoints(new: EndpointSlice, old: EndpointSlice) -> EndpointSlice:
-    """Return a slice with the endpoints of its old form where they are equal: a storm of changes leaves memory as it was."""
+    """Return a slice with the equal endpoints of its old form: a burst of changes then uses no more memory."""
     known = {each.address: each for each in old.endpoints}
     kept = [before if (before := known.get(each.address)) == each else each for each in new.endpoints]
     return replace(new, endpoints=tuple(kept))
 
 
 def _triggered_at(meta: ObjectMeta) -> float:
-    """Return when the endpoints of an EndpointSlice changed, by its annotation; 0 for what is no time."""
+    """Return when the endpoints of an EndpointSlice changed, by its annotation; 0 for an invalid time."""
     if not meta.annotations or (text := meta.annotations.get(TRIGGER_TIME)) is None:
         return 0.0
     try:

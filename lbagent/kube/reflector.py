@@ -1,7 +1,7 @@
 """Lists one resource and watches it, until cancelled. Source: client-go's reflector (behaviour).
 
-The list comes as a stream of events where the server offers that (WatchList), else in pages. What a watch missed (410) is
-found by a new list, which is compared with the objects that are there: they stay in force meanwhile.
+The list is a stream of events if the server supports that (WatchList), else pages. Changes that a watch missed (410) are found by
+a new list, which is compared with the cached objects: they stay in force meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lbagent.objects.records import ObjectChange
 
 log = logging.getLogger(__name__)
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
-# The server is behind a version that it sent. Servers before 1.19 name no cause. Source: client-go, isTooLargeResourceVersionError.
+# The server is behind a version that it sent. Servers before 1.19 send no cause. Source: client-go, isTooLargeResourceVersionError.
 TOO_LARGE, TOO_LARGE_TEXT = "ResourceVersionTooLarge", "Too large resource version"
 DECODE_BATCH = 100  # objects decoded in one go
 MAX_NOT_FOUND_ANSWERS = 5  # 404 answers in a row until the objects of a resource count as deleted
@@ -36,11 +36,11 @@ REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 class OtherServer(Exception):
-    """The server that answers is not the one whose objects and versions the cache holds."""
+    """The answering server is not the one whose objects and versions are in the cache."""
 
 
 class _ListenerFailed(Exception):
-    """Code of ours that takes lists and changes raised an error: what it missed is not given a second time."""
+    """A callback for lists and changes raised an error: it does not get the missed changes a second time."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -48,7 +48,7 @@ class _ListenerFailed(Exception):
 
 
 class Backoff:
-    """Pauses that double, each with jitter; after a healthy time they restart at the first."""
+    """Doubling pauses with jitter; after a time without failures they restart at the first."""
 
     def __init__(self, timing: KubeTiming, rng: Callable[[], float] = random.random) -> None:
         self._timing, self._rng = timing, rng
@@ -56,7 +56,7 @@ class Backoff:
         self._resumed = -timing.healthy_s  # when the last pause ended, monotonic seconds
 
     def pause(self, *, is_failure: bool = True) -> float:
-        """Return the seconds to wait. What is no failure (a watch that ends, a version that expired) waits only when it recurs."""
+        """Return the seconds to wait. An end without failure (a watch that ends, an expired version) waits only if it recurs."""
         now, first = time.monotonic(), self._timing.first_pause_s
         is_healthy = now - self._resumed >= self._timing.healthy_s
         if is_healthy:
@@ -71,7 +71,7 @@ class Backoff:
 
 
 class Reflector:
-    """Keeps an ObjectCache as the server's. `listed` is set after the first whole list; `failure` is what stands in the way."""
+    """Keeps an ObjectCache equal to the server's objects. `listed` is set after the first list; `failure` is the current one."""
 
     def __init__(
         self,
@@ -84,29 +84,29 @@ class Reflector:
         on_list: Callable[[Reflector, Draft], None],
         on_changes: Callable[[Sequence[ObjectChange]], None],
     ) -> None:
-        """`on_list` takes a whole list over into the cache; `on_changes` gets what events changed, [] when only `failure` did."""
+        """`on_list` applies a whole list to the cache; `on_changes` gets the changes of events, [] if only `failure` changed."""
         self.resource, self.cache = resource, cache
         self.listed = asyncio.Event()
         self.failure: ApiFailure | None = None
         self._client, self._timing = client, timing
         self._on_list_callback, self._on_changes_callback = on_list, on_changes
         self._history = history or ServerHistory(client, timing.list_silence_s)
-        self._server = ""  # uid of the server whose objects and versions are known; '': it could not be read
+        self._server = ""  # uid of the server of the cached objects and versions; '': it could not be read
         self._backoff = Backoff(timing)
-        self._woken_at = -timing.max_pause_s  # when a pause ended early last, monotonic seconds
-        self._may_wake = False  # the pause that begins now may end early
-        self._version = ""  # up to which everything is known; '': a list is needed
+        self._woken_at = -timing.max_pause_s  # when a pause last ended early, monotonic seconds
+        self._may_wake = False  # the next pause may end early
+        self._version = ""  # the cache is complete up to this version; '': a list is needed
         self._newest = ""  # the newest version seen from this server
         self._is_behind = False  # the last list was older than that
-        self._is_doubtful = False  # a watch broke off: the server that answers next may be another one
+        self._is_doubtful = False  # a watch broke: the next server that answers may be another one
         self._streams_lists = True
         self._verb = "list"
         self._received_at = 0.0  # when the watch sent data last, monotonic seconds
-        self._absent = 0  # times in a row that the resource was not there
+        self._absent = 0  # consecutive 404 answers
         self._failing_since = 0.0
 
     async def run(self) -> None:
-        """Follow the resource until cancelled. Nothing that the server does ends it."""
+        """Follow the resource until cancelled. No answer of the server ends it."""
         while True:
             try:
                 seconds = await self._follow_once()
@@ -115,7 +115,7 @@ class Reflector:
             await self._pause(seconds)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait. After an outage another request that succeeds ends the wait, at most once in `max_pause_s`."""
+        """Wait. After an outage, the success of another request ends the wait, at most once in `max_pause_s`."""
         now, timing = time.monotonic(), self._timing
         if not self._may_wake or now - self._woken_at < timing.max_pause_s:
             await asyncio.sleep(seconds)
@@ -126,7 +126,7 @@ class Reflector:
             await asyncio.sleep(min(rest_s, random.uniform(0, timing.wake_spread_s)))
 
     async def _follow_once(self) -> float:
-        """List when needed and watch until that ends; return how long to wait before it begins again."""
+        """List if needed and watch until the watch ends; return the pause before the next round."""
         self._may_wake = False
         try:
             await self._follow()
@@ -186,9 +186,9 @@ class Reflector:
         self._is_doubtful = False
 
     async def _check_server(self) -> None:
-        """Compare the server with the one whose versions are known. Raises OtherServer: everything is to be listed again.
+        """Compare the server with that of the cached versions. Raises OtherServer: everything must be listed again.
 
-        Called after an answer began and before its objects are used: a connection that another server took shows then.
+        Called after an answer began and before its objects are used, when a connection to another server can be detected.
         """
         uid = await self._history.read_uid()
         if not uid or uid == self._server:
@@ -204,7 +204,7 @@ class Reflector:
     # --- a list, in pages ---
 
     async def _list(self) -> None:
-        """List everything, as it is now. When pages expire in between, it lists again as one page."""
+        """List all objects. If pages expire in between, it lists again as one page."""
         self._verb = "list"
         draft: Draft = {}
         limit, token = {"limit": str(self._timing.page)}, ""
@@ -234,7 +234,7 @@ class Reflector:
         return page_of(body)
 
     def _accept(self, draft: Draft, version: str) -> None:
-        """Take over a whole list. One that is older than an earlier one is requested again, once."""
+        """Apply a whole list. One that is older than an earlier one is requested again, once."""
         if is_older(version, self._newest) and not self._is_behind:
             self._is_behind = True
             raise UnreadableAnswer("the list is older than what the server gave before")
@@ -265,7 +265,7 @@ class Reflector:
                 draft = await self._take_all(answer, draft)
         except ServerUnreachable:
             if self._received_at == opened and time.monotonic() - opened >= self._timing.silence_s:
-                # Not even a bookmark: it may wait for a version that a server restored from a backup has not reached.
+                # Without a bookmark, it may wait for a version that a server restored from a backup has not reached.
                 self._version = ""
             raise
         self._is_doubtful = time.monotonic() - opened < asked_s - 1
@@ -273,7 +273,7 @@ class Reflector:
             raise ServerUnreachable("the connection ended in the middle of a list")
 
     async def _take_all(self, answer: Answer, draft: Draft | None) -> Draft | None:
-        """Take all events of a watch until it ends; return the list that is not whole then."""
+        """Apply all events of a watch until it ends; return the list if it is incomplete then."""
         is_listed = draft is None
         lives = asyncio.get_running_loop().call_later(self._timing.alive_s, self._succeed) if is_listed else None
         try:
@@ -282,14 +282,14 @@ class Reflector:
                 for at in range(0, len(lines), DECODE_BATCH):
                     draft = self._take(events_of(lines[at : at + DECODE_BATCH]), draft)
                     await asyncio.sleep(0)
-                lines.clear()  # no watch holds what it has read while it waits
+                lines.clear()  # no watch keeps its read lines while it waits
         finally:
             if lives is not None:
                 lives.cancel()
         return draft
 
     def _take(self, events: Iterator[WatchEvent], draft: Draft | None) -> Draft | None:
-        """Take events into the list that is coming in (`draft`), else into the cache; return that list while it is not whole."""
+        """Apply events to the list that is being received (`draft`), else to the cache; return that list while it is incomplete."""
         changes: list[ObjectChange] = []
         try:
             for event in events:
@@ -335,7 +335,7 @@ class Reflector:
             self._version = self._newest = meta.resourceVersion
         return change
 
-    # --- what is given to the listener ---
+    # --- calls of the listener ---
 
     def _on_list(self, draft: Draft) -> None:
         try:
@@ -349,10 +349,10 @@ class Reflector:
         except Exception as error:
             raise _ListenerFailed(error) from error
 
-    # --- what stands in the way ---
+    # --- failures ---
 
     def _take_absence(self, error: ApiError) -> float:
-        """Take it that an optional resource is not installed, or not for this user: it is requested again, rarely."""
+        """Treat an optional resource as not installed, or not permitted: it is requested again, rarely."""
         self._absent += 1
         if len(self.cache) and self._absent < MAX_NOT_FOUND_ANSWERS:
             self._fail(error.status, _sentence(error))
@@ -367,9 +367,9 @@ class Reflector:
         return self._timing.absent_s * (0.9 + 0.2 * random.random())
 
     def _fail(self, status: int | None, text: str) -> None:
-        """Note a failure: at once when it needs the operator or nothing is known yet, else when it lasts.
+        """Record a failure: at once if it needs the operator or there was no list yet, else if it lasts.
 
-        429 is no failure: a server that starts answers so, or one with a new CustomResourceDefinition.
+        429 is no failure: a starting server answers with it, or one with a new CustomResourceDefinition.
         """
         now = time.monotonic()
         is_first = not self._failing_since
@@ -377,7 +377,7 @@ class Reflector:
         lasts = now - self._failing_since >= self._timing.standing_s
         is_busy = status == HTTPStatus.TOO_MANY_REQUESTS
         if is_busy and is_first:
-            log.info("the Kubernetes API asks for time", extra={"resource": self.resource.name, "answer": text})
+            log.info("the Kubernetes API requests a pause", extra={"resource": self.resource.name, "answer": text})
         if not (lasts or status in REFUSED or not (self.listed.is_set() or is_busy)):
             return
         before = self.failure
@@ -407,7 +407,7 @@ _CODES = frozenset(each.value for each in HTTPStatus)
 
 
 def is_version_too_large(error: ApiError) -> bool:
-    """Return whether a request failed because the server is behind the version that it asked for."""
+    """Return whether a request failed because the server is behind the requested version."""
     return TOO_LARGE in error.causes or TOO_LARGE_TEXT in str(error)
 
 
@@ -417,7 +417,7 @@ class _ListMeta(Struct, gc=False):
 
 
 class ListPage(Struct, gc=False):
-    """A page of a list: some objects, undecoded; `metadata.continue_` is '' in the last one."""
+    """A page of a list: undecoded objects; `metadata.continue_` is '' in the last one."""
 
     kind: str
     metadata: _ListMeta
@@ -437,7 +437,7 @@ _STATUS = msgspec.json.Decoder(Status)
 
 
 def page_of(body: bytes) -> ListPage:
-    """Return a page of a list. Raises UnreadableAnswer for anything else that came with status 200."""
+    """Return a page of a list. Raises UnreadableAnswer for any other answer with status 200."""
     try:
         page = _PAGE.decode(body)
     except DECODING_ERRORS as error:
@@ -448,7 +448,7 @@ def page_of(body: bytes) -> ListPage:
 
 
 def error_of(raw: msgspec.Raw) -> ApiError:
-    """Return the error that an ERROR event holds. Raises UnreadableAnswer."""
+    """Return the error of an ERROR event. Raises UnreadableAnswer."""
     try:
         status = _STATUS.decode(raw)
     except DECODING_ERRORS as error:

@@ -1,4 +1,4 @@
-"""What is read from the API: a line for each resource. Selectors are the server's work."""
+"""The resources that are read from the API, a line each. The server applies the selectors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from lbagent.objects.decode.decode_service import HEADLESS, PROXY_NAME
 
 
 class Resource(NamedTuple):
-    """A resource that is listed and watched. `name` is what RBAC, kubectl and messages call it: `services`.
+    """A resource that is listed and watched. `name` is its name in RBAC, kubectl and messages: `services`.
 
-    `optional`: a server may not have it. `guarded`: every cluster has some, and what a list lacks may wait for a confirmation.
+    `optional`: a server may not have it. `guarded`: every cluster has some, and deletions found by a list may wait for a
+    confirmation.
     """
 
     kind: str
@@ -23,7 +24,7 @@ class Resource(NamedTuple):
 
     @property
     def query(self) -> dict[str, str]:
-        """The selectors, as the API takes them."""
+        """The selectors in the form of the API."""
         selectors = {"labelSelector": self.label_selector, "fieldSelector": self.field_selector}
         return {key: text for key, text in selectors.items() if text}
 
@@ -33,12 +34,12 @@ _PLURALS = {"Service": "services", "Pod": "pods"}  # kinds of core/v1 with a nam
 
 
 def collection_of(kind: str, namespace: str) -> str:
-    """Return where the objects of a kind are in a namespace; '' for any other kind."""
+    """Return the path of the objects of a kind in a namespace; '' for any other kind."""
     return f"/api/v1/namespaces/{namespace}/{_PLURALS[kind]}" if kind in _PLURALS and namespace else ""
 
 
 def resources(node_name: str) -> tuple[Resource, ...]:
-    """Return what an agent of this node reads. Source: kube-proxy's selectors (service-proxy.md)."""
+    """Return the resources that an agent of this node reads. Source: kube-proxy's selectors (service-proxy.md)."""
     return (
         Resource("Service", "/api/v1/services", "services", f"!{PROXY_NAME}", guarded=True),
         Resource(

@@ -1,4 +1,4 @@
-"""Ends the pauses of the reflectors of a process when the API server answers again: any request that succeeds does it.
+"""Ends the pauses of the reflectors of a process after any successful request to the API server.
 
 The renewal of a Lease is sent every few seconds, a reflector pauses up to 30 s after an outage.
 """
@@ -15,7 +15,7 @@ class ServerContact:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def note_success(self) -> None:
-        """Take note that a request succeeded: every wait ends."""
+        """Record that a request succeeded: every wait ends."""
         for each in self._waiting:
             if not each.done():
                 each.set_result(None)

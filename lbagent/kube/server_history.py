@@ -1,6 +1,6 @@
-"""Which API server answers. Versions of objects belong to one etcd, and behind the same address another one may answer later.
+"""Identifies the API server. Versions of objects belong to one etcd, and another one may answer later at the same address.
 
-The uid of the namespace kube-system identifies a server: it is made once, with the cluster, and a backup that is restored keeps it.
+The uid of the namespace kube-system identifies a server: it is created once, with the cluster, and a restored backup keeps it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class _Namespace(Struct):
 
 
 class ServerHistory:
-    """Reads the uid. Shared by the reflectors of a source, so that a right that is missing is logged once."""
+    """Reads the uid. Shared by the reflectors of a source, so that a missing permission is logged once."""
 
     def __init__(self, client: KubeClient, silence_s: float) -> None:
         self._client, self._silence_s = client, silence_s
         self._is_refused = False
 
     async def read_uid(self) -> str:
-        """Return the uid of the server that answers now, '' where it cannot be read.
+        """Return the uid of the server that answers now, '' if it cannot be read.
 
-        Raises UnreadableAnswer and what the client raises.
+        Raises UnreadableAnswer and the errors of the client.
         """
         try:
             # Version 0: the API server's cache is enough, as a uid never changes. No read of etcd.

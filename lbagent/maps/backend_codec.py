@@ -14,14 +14,14 @@ from lbagent.maps.layout import (
     LB4_PATH,
     LB6_PATH,
     NEXTHOPS,
-    PATH_FURTHER_SHIFT,
+    PATH_EXTRA_SNAT_SHIFT,
     PATH_L4_SHIFT,
     PathFlag,
     PathL4,
 )
 from lbagent.model.address import L3n4Addr, L4Type, Scope
 from lbagent.model.backend import Backend, BackendState
-from lbagent.model.further_sources import FurtherAddress
+from lbagent.model.extra_snat_sources import ExtraSnatAddress
 from lbagent.model.path_info import PathInfo
 
 # Plain ints: 100,000 records are made at a start.
@@ -68,7 +68,7 @@ class PathRecord(Struct, frozen=True, gc=False):
     flags: int
     nexthop: int
     mtu: int
-    further: int = 0  # number of the source address `snat`; 0: the first
+    extra_snat: int = 0  # number of the source address `snat`; 0: the first
 
     @property
     def live(self) -> bool:
@@ -151,32 +151,34 @@ def filter_bits_of_each(records: bytes | bytearray, size: int, *, once: bool = F
     return out
 
 
-def further_value(record: bytes, source: FurtherAddress, gen: int) -> bytes:
-    """Return the record of a backend with this live `record` for a further source address.
+def extra_snat_value(record: bytes, source: ExtraSnatAddress, gen: int) -> bytes:
+    """Return the record of a backend with this live `record` for an extra SNAT address.
 
     No flow that keeps the client's address uses it, so its flags omit what concerns only those.
     """
     at, width = META_AT[len(record)], len(source.address)
     flags = record[at + 3] & ~(_HOST | _ANY_KEPT) & (0xFF if source.present else ~_SELECTABLE)
-    nexthop = int.from_bytes(record[at + 4 : at + 6], HOST_ORDER) | source.number << PATH_FURTHER_SHIFT
+    nexthop = int.from_bytes(record[at + 4 : at + 6], HOST_ORDER) | source.number << PATH_EXTRA_SNAT_SHIFT
     meta = record[at : at + 2] + bytes((gen, flags)) + nexthop.to_bytes(2, HOST_ORDER) + record[at + 6 : at + 8]
     return record[:width] + source.address + meta + record[at + 8 :]
 
 
-def further_number(record: bytes) -> int:
+def extra_snat_number(record: bytes) -> int:
     """Return the number of the source address of a record, live or not; 0 for a backend's first one."""
     at = META_AT[len(record)] + 4
-    return int.from_bytes(record[at : at + 2], HOST_ORDER) >> PATH_FURTHER_SHIFT
+    return int.from_bytes(record[at : at + 2], HOST_ORDER) >> PATH_EXTRA_SNAT_SHIFT
 
 
-def further_count(records: bytes, size: int) -> int:
-    """Return how many of the packed path records are live ones of further source addresses."""
+def extra_snat_count(records: bytes, size: int) -> int:
+    """Return how many of the packed path records are live ones of extra SNAT addresses."""
     high = META_AT[size] + 4 + (HOST_ORDER == "little")  # the byte of `nexthop` with the number
     column = records[high::size]
-    if max(column, default=0) < 1 << PATH_FURTHER_SHIFT - 8:
+    if max(column, default=0) < 1 << PATH_EXTRA_SNAT_SHIFT - 8:
         return 0
     flags = records[FLAGS_AT[size] :: size]
-    return sum(bool(flag & _LIVE and byte >> PATH_FURTHER_SHIFT - 8) for flag, byte in zip(flags, column, strict=True))
+    return sum(
+        bool(flag & _LIVE and byte >> PATH_EXTRA_SNAT_SHIFT - 8) for flag, byte in zip(flags, column, strict=True)
+    )
 
 
 def path_tombstone(record: bytes) -> bytes:
@@ -185,7 +187,7 @@ def path_tombstone(record: bytes) -> bytes:
     It keeps the number of its source address, by which its counters are found.
     """
     at = META_AT[len(record)]
-    number = (further_number(record) << PATH_FURTHER_SHIFT).to_bytes(2, HOST_ORDER)
+    number = (extra_snat_number(record) << PATH_EXTRA_SNAT_SHIFT).to_bytes(2, HOST_ORDER)
     meta = record[at : at + 2] + bytes(((record[at + 2] + 1) & 0xFF, 0)) + number + bytes(2)
     return record[:at] + meta + record[at + 8 :]
 
@@ -194,8 +196,8 @@ def path_of(record: bytes) -> PathRecord:
     """Decode a record."""
     layout = LB4_PATH if len(record) == LB4_PATH.size else LB6_PATH
     address, snat, port, gen, flags, nexthop, mtu = layout.codec.unpack(record)[:7]
-    hop, further = nexthop % NEXTHOPS, nexthop >> PATH_FURTHER_SHIFT
-    return PathRecord(address, snat, int.from_bytes(port, "big"), gen, flags, hop, mtu, further)
+    hop, extra_snat = nexthop % NEXTHOPS, nexthop >> PATH_EXTRA_SNAT_SHIFT
+    return PathRecord(address, snat, int.from_bytes(port, "big"), gen, flags, hop, mtu, extra_snat)
 
 
 class PathRecords:
@@ -250,7 +252,7 @@ def with_selectable(record: bytes, flags_at: int, selectable: bool) -> bytes:
 def endpoint(record: bytes) -> tuple[bytes, int, int, bytes]:
     """Return the target of the record's flows. Its source address may change only in a backend's first record."""
     path = path_of(record)
-    return path.address, path.port, path.protocol, path.snat if path.further else b""
+    return path.address, path.port, path.protocol, path.snat if path.extra_snat else b""
 
 
 # Offset of the meta word (port, gen, flags, nexthop, mtu), by record size: one aligned store publishes it.

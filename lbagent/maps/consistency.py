@@ -19,9 +19,9 @@ from lbagent.maps.layout import (
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.maps.map_names import family_map
 from lbagent.model.address import L3n4Addr
+from lbagent.model.extra_snat_sources import extra_snat_stride
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags
-from lbagent.model.further_sources import further_stride
 from lbagent.model.service import Algorithm
 
 
@@ -81,7 +81,7 @@ class _MapContents(Struct):
     affinity: set[tuple[int, int]]
     ranges: set[int]
     filter: memoryview
-    further_stride: int
+    extra_snat_stride: int
 
 
 def _read(maps: LBMaps) -> _MapContents:
@@ -107,7 +107,7 @@ def _read(maps: LBMaps) -> _MapContents:
         bits = memoryview(bytes(window))
     tables = maps.maglev("lb4_maglev") | maps.maglev("lb6_maglev")
     affinity = {frontend_codec.affinity_match_ids(key) for key, _ in maps.items("lb_affinity_match")}
-    stride = further_stride(maps.sizes.backends)
+    stride = extra_snat_stride(maps.sizes.backends)
     return _MapContents(list(groups.values()), backends, paths, reverse, tables, affinity, ranges, bits, stride)
 
 
@@ -176,7 +176,7 @@ def _filter(view: _MapContents) -> Iterator[str]:
         if any(not _bit(view, bit) for bit in bits[:1]):
             yield f"local backend {ident}: the prefilter passes its replies untouched"
         if any(not _bit(view, bit) for bit in bits[1:]):
-            yield f"local backend {ident}: the prefilter does not ask for what clients send to it directly"
+            yield f"local backend {ident}: the prefilter lacks the bit for packets that clients send to it directly"
 
 
 def _bit(view: _MapContents, number: int) -> int:
@@ -194,11 +194,11 @@ def _leftovers(view: _MapContents) -> Iterator[str]:
         if extra := [slot for slot in group.slots if slot > count + qcount]:
             yield f"{group}: {len(extra)} slots beyond {count + qcount}"
     for ident in view.paths.keys() - view.backends.keys():
-        number = view.paths[ident].further
+        number = view.paths[ident].extra_snat
         if not number:
             yield f"path of backend {ident}, which does not exist"
-        elif not _is_same_backend(view.paths[ident], view.paths.get(ident - number * view.further_stride)):
-            yield f"path {ident} of further source address {number}, whose backend does not exist"
+        elif not _is_same_backend(view.paths[ident], view.paths.get(ident - number * view.extra_snat_stride)):
+            yield f"path {ident} of extra SNAT address {number}, whose backend does not exist"
     for ident in view.backends.keys() - view.paths.keys():
         yield f"backend {ident} has no live path"
     for kind, ids in (
@@ -212,7 +212,7 @@ def _leftovers(view: _MapContents) -> Iterator[str]:
 
 def _is_same_backend(path: backend_codec.PathRecord, other: backend_codec.PathRecord | None) -> bool:
     ends = (path.address, path.port, path.protocol)
-    return other is not None and not other.further and (other.address, other.port, other.protocol) == ends
+    return other is not None and not other.extra_snat and (other.address, other.port, other.protocol) == ends
 
 
 def _verdicts(maps: LBMaps) -> Iterator[str]:

@@ -1,9 +1,9 @@
 """The words of the flow tables, the SNAT slots and the spill maps, bit by bit: layout 1. The only place.
 
 A record is some words of 64 bits in the machine's byte order; a field is a run of bits of one word. Addresses and ports lie in a
-word as they lie in a packet: their bytes, from the lowest on, are in network order. IPv6 addresses are two words each. The headers
-of the flow table (ct_*.h, snat*.h) get shifts, masks, word numbers and states from here (bpf/compiler/c_source.py); the agent and
-its tools refuse tables whose FLOW_LAYOUT differs (maps/pins.py). Source: docs/datapath.md.
+word as they lie in a packet: their bytes, from the lowest on, are in network order. IPv6 addresses are two words each. The
+headers of the flow table (ct_*.h, snat*.h) get shifts, masks, word numbers and states from here (bpf/compiler/c_source.py); the
+agent and its tools reject tables whose FLOW_LAYOUT differs (maps/pins.py). Source: docs/datapath.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from lbagent.model.family import Family
 
-FLOW_LAYOUT = 1  # the number of all that follows: a reader of another number cannot read these tables
+FLOW_LAYOUT = 1  # version of this layout: a reader of another version cannot read these tables
 
 
 class BitField(NamedTuple):
@@ -54,7 +54,7 @@ class WordRecord(NamedTuple):
 
 
 class FlowState(IntEnum):
-    """States of a flow; ct_state.h has what leads from one to the next."""
+    """States of a flow; ct_state.h has the transitions."""
 
     NEW = 0  # a SYN, or another protocol without a reply
     ESTABLISHED = 1  # the backend has answered
@@ -63,7 +63,7 @@ class FlowState(IntEnum):
 
 
 class ForwardMode(IntEnum):
-    """Ways of forwarding (forward.h). No number may change or be used again."""
+    """Forwarding modes (forward.h). No number may change or be reused."""
 
     LOCAL = 0  # backend or client on this node: destination translated, source kept, handed to the stack
     SNAT = 1  # destination and source translated: replies come back to a SNAT port of this node
@@ -73,7 +73,7 @@ class ForwardMode(IntEnum):
 
 
 class Fin(IntEnum):
-    """Bits of the value word's `fin`: whose FIN was seen. Of UDP, CLIENT means that it went on after its first reply."""
+    """Bits of the value word's `fin`: whose FIN was seen. UDP: CLIENT means that it continued after its first reply."""
 
     CLIENT = 1
     BACKEND = 2
@@ -84,9 +84,9 @@ def _record(name: str, words: str, fields: Mapping[str, BitField]) -> WordRecord
 
 
 def _value_word(word: int) -> dict[str, BitField]:
-    """Return the fields of a value word: what is read and replaced by one compare-and-swap. No bit is left."""
+    """Return the fields of a value word, which one compare-and-swap reads and replaces. All bits are used."""
     return {
-        "value_generation": BitField(word, 0, 14),  # of the entry; in a spill row 0
+        "value_generation": BitField(word, 0, 14),  # of the entry; 0 in a spill row
         "snat_generation": BitField(word, 14, 2),  # the lowest bits of the SNAT slot's, for a flow that has one
         "state": BitField(word, 16, 2),  # FlowState
         "fin": BitField(word, 18, 2),  # Fin
@@ -97,7 +97,7 @@ def _value_word(word: int) -> dict[str, BitField]:
 
 
 def _seen_word(word: int) -> dict[str, BitField]:
-    """Return the fields of a seen word, which are written apart from each other."""
+    """Return the fields of a seen word, which are written separately."""
     return {
         "last_seen": BitField(word, 0, 16),  # ticks
         "bucket": BitField(word, 16, 16),  # of the bucket, not of the entry: way 0 the insert version, way 1 two stamps
@@ -141,7 +141,7 @@ FLOW = {
         | {
             "checksum": BitField(7, 0, 16),
             "checksum_mark": BitField(7, 16, 48),
-        },  # L4 checksum difference, and what it is of
+        },  # L4 checksum difference, and a mark of its inputs
     ),
 }
 
@@ -182,7 +182,7 @@ SNAT = {
 }
 
 # The key of a spill row is an entry's key words (IPv4: owner and VIP word; IPv6: owner and both addresses) with generation 0. The
-# row by which replies are found has the backend in the VIP's place, and REPLY_MARK in the generation of the word with its port.
+# row for replies has the backend in the place of the VIP, and REPLY_MARK in the generation of the word with its port.
 SPILL_KEY_WORDS = {Family.IPV4: 2, Family.IPV6: 5}
 SPILL_VALUE = _record("spill", "value seen", _value_word(0) | _seen_word(1))
 REPLY_MARK = 1
@@ -191,12 +191,12 @@ OWNER_HELD_SHIFT = 16  # an owner word >> this is 0 for a free or busy entry, an
 OWNER_BUSY_SHIFT = 15  # this bit alone beside the generation: the entry is being written
 # Of `forward`. The configuration allows no SNAT port below 256, so its low byte tells a port from a mode.
 FORWARD_PORT_BITS = 0xFF  # not all 0: a SNAT port
-FORWARD_MODE_SHIFT = 8  # else ForwardMode is above; SNAT without a port awaits one
+FORWARD_MODE_SHIFT = 8  # else ForwardMode is above; SNAT without a port waits for one
 BACKEND_GENERATION_TURNED = (
-    0x80  # a backend's generation ^ this is one that no path record has for 128 backends to come
+    0x80  # a backend's generation ^ this is one that no path record has for the next 128 backends
 )
-# Bits of `client_hop` as the handshake word of an opening flow (ct_state.h has their meaning): any of the first two says that the
-# rest is no next hop.
+# Bits of `client_hop` as the handshake word of an opening flow (ct_state.h has their meaning): if one of the first two is set,
+# the rest is no next hop.
 HANDSHAKE_ANSWERED, HANDSHAKE_OLDER, HANDSHAKE_NUMBER = 0x8000, 0x4000, 0x3FFF
 AFTER_RST_CLIENT, AFTER_RST_BACKEND = 0x1000, 0x2000  # and beside the next hop of a flow that a RST has ended
 SNAT_STAMP_TICKS = 8  # ticks of a SNAT slot's stamp

@@ -1,8 +1,8 @@
 """Read flows from the flow tables and the spill maps while the kernel's programs write them. Nothing is written.
 
-An entry is whole when its words carry one generation; IPv6 addresses carry none, so the owner word is read again after them, as the
-programs do (ct_entry.h). An entry that changes while it is read is read again, a bounded number of times, and then left out, as it
-is being replaced. The table is read a piece at a time, so that a caller on an event loop can yield between pieces.
+An entry is consistent if its words carry one generation; IPv6 addresses carry none, so the owner word is read again after them,
+as the programs do (ct_entry.h). An entry that changes while it is read is read again, a bounded number of times, and then left
+out, as it is being replaced. The table is read in pieces, so that a caller on an event loop can yield between pieces.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ PIECE_ENTRIES = 1 << 14  # entries read at once: 1 ms or less where none is held
 MAX_READS = 3  # of an entry that changes while it is read
 
 GENERATION = FLOW[Family.IPV4].fields["generation"].mask
-_SWAP = tuple((port & 0xFF) << 8 | port >> 8 for port in range(1 << 16))  # a port as it lies in a word -> host order
+_SWAP = tuple((port & 0xFF) << 8 | port >> 8 for port in range(1 << 16))  # a port as stored in a word -> host order
 
 
 class FlowEntry(Struct, frozen=True, gc=False):
     """One flow. Addresses are packed, ports host order, `last_seen` ticks modulo 2^16.
 
-    `mode` is a ForwardMode. `snat_port` 0: none, or a flow of mode SNAT that awaits its port. `client_hop` 0: not learned.
+    `mode` is a ForwardMode. `snat_port` 0: none, or a flow of mode SNAT that waits for its port. `client_hop` 0: not learned.
     """
 
     family: Family
@@ -72,7 +72,7 @@ _VALUE = FLOW[Family.IPV4].fields
 _BACKEND, _BACKEND_GENERATION, _FORWARD, _FIN, _STATE, _L4_SHIFT = (
     _VALUE[name].shift for name in ("backend", "backend_generation", "forward", "fin", "state", "l4")
 )
-# The words of flow_layout.py as the struct module reads them at once: generation with l4, ports as they lie, addresses as bytes.
+# The words of flow_layout.py as the struct module reads them at once: generation with l4, ports as stored, addresses as bytes.
 _ENTRY = {
     Family.IPV4: struct.Struct("=HH4sHH4sQHHHH"),
     Family.IPV6: struct.Struct("=HHHH16s16sQHHHHQ"),
@@ -86,14 +86,14 @@ Pair = tuple[int, int]  # service id and backend id of a flow
 
 
 def flows(maps: LBMaps, family: Family) -> Iterator[Sequence[FlowEntry]]:
-    """Yield the flows of a family, those of a piece of the table at a time, the spilled ones last. Raises KernelError."""
+    """Yield the flows of a family: piece by piece of the table, the spilled ones last. Raises KernelError."""
     for view in _pieces(maps, family):
         yield _decode(family, view)
     yield spilled_flows(maps, family)
 
 
 def spilled_flows(maps: LBMaps, family: Family) -> list[FlowEntry]:
-    """Return the flows of the spill map; the rows by which replies are found are no flows. Raises KernelError."""
+    """Return the flows of the spill map; rows for replies are no flows. Raises KernelError."""
     return [flow for flow, _, _ in spilled_rows(maps, family)]
 
 
@@ -104,7 +104,7 @@ def spilled_rows(maps: LBMaps, family: Family) -> list[tuple[FlowEntry, bytes, b
 
 
 def udp_pairs(maps: LBMaps, family: Family) -> Iterator[set[Pair]]:
-    """Yield the pairs that flows of UDP have, a piece of the table at a time, the spilled ones last. Raises KernelError."""
+    """Yield the pairs of UDP flows: piece by piece of the table, the spilled ones last. Raises KernelError."""
     record = FLOW[family]
     l4, backend, service = record.fields["l4"], record.fields["backend"], record.fields["service"]
     udp, step = PathL4.UDP << l4.shift, record.words
@@ -148,7 +148,7 @@ def count(maps: LBMaps, family: Family) -> Counter[int]:
 
 
 def _pieces(maps: LBMaps, family: Family) -> Iterator[memoryview]:
-    """Yield the table of a family, a piece at a time; no more of it is mapped, as what is mapped counts as memory of the agent."""
+    """Yield the table of a family, in pieces; only one is mapped at a time, as mapped pages count as memory of the agent."""
     name, size = family_map(family, "flow"), FLOW[family].size
     entries = maps.specs[name].value_size // size
     for first in range(0, entries, PIECE_ENTRIES):
@@ -194,7 +194,7 @@ def _decode4(data: bytes, _view: memoryview, size: int) -> tuple[list[FlowEntry]
 
 
 def _decode6(data: bytes, view: memoryview, size: int) -> tuple[list[FlowEntry], list[int]]:
-    """Do what `_decode4` does; `data` was read before the owner words are read here once more."""
+    """Do the same as `_decode4`; `data` was read before the owner words, which are read here once more."""
     out, torn, generation = [], [], GENERATION
     step = size // 8
     owners_then, owners_now = memoryview(data).cast("Q")[::step].tolist(), view.cast("Q")[::step].tolist()
@@ -210,7 +210,7 @@ def _decode6(data: bytes, view: memoryview, size: int) -> tuple[list[FlowEntry],
 
 
 def _spilled(family: Family, key: bytes, data: bytes) -> FlowEntry | None:
-    """Return the flow of a spill row; None for a row by which replies are found."""
+    """Return the flow of a spill row; None for a row for replies."""
     value, seen, _, service, hop = _VALUE_AND_SEEN.unpack(data)
     if family is Family.IPV4:
         own, port, client, mark, vip_port, vip = _KEY[family].unpack(key)

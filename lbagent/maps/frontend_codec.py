@@ -1,7 +1,7 @@
 """Frontend <-> map entries: slots, reverse NAT, affinity matches, source ranges, Maglev tables. Pure.
 
-`encode` turns an SVC into all map entries that it alone owns (FrontendEntries). Shared parts are elsewhere: backends and their
-paths in backend_codec.py, the prefilter in prefilter.py.
+`encode` turns an SVC into the map entries that it alone owns (FrontendEntries). backend_codec.py has the shared backends and
+paths, prefilter.py the prefilter.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from enum import IntEnum
 from typing import Final
 
 from lbagent.maps import flow_layout
+from lbagent.model.extra_snat_sources import MAX_EXTRA_SNAT
 from lbagent.model.family import Family
-from lbagent.model.further_sources import MAX_FURTHER
 
 SCHEMA = "v1"  # pin directory under --bpffs; changes when any layout below changes incompatibly
 
@@ -137,9 +137,9 @@ LB4_STREAM = _layout("lb4_stream", "u64 cookie, be32 peer, be32 address, be16 pe
 LB6_STREAM = _layout("lb6_stream", "u64 cookie, be128 peer, be128 address, be16 peer_port, be16 port, pad4 pad")
 
 # --- arrays of the fast path ---
-# One record a backend id, and one for each further source address of the node (model/further_sources.py), whose number is in
-# `nexthop` from bit PATH_FURTHER_SHIFT on. `meta` (port .. mtu) is one aligned u64: user space publishes it with one store, after
-# the addresses.
+# One record a backend id, and one for each extra SNAT address of the node (model/extra_snat_sources.py), whose number is in
+# `nexthop` from bit PATH_EXTRA_SNAT_SHIFT on. `meta` (port .. mtu) is one aligned u64: user space publishes it with one store,
+# after the addresses.
 LB4_PATH = _layout("lb4_path", "be32 address, be32 snat, be16 port, u8 gen, u8 flags, u16 nexthop, u16 mtu")
 LB6_PATH = _layout(
     "lb6_path", "be128 address, be128 snat, be16 port, u8 gen, u8 flags, u16 nexthop, u16 mtu, pad24 pad"
@@ -171,9 +171,12 @@ LB_CONFIG = _layout(
     # lb_metrics: stripes (one per CPU), bytes of a stripe; the longest of the time-outs
     "u64 counter_stripes, u64 counter_stripe_bytes, u64 timeout_longest,"
     # path records between those of a backend with one source address of the node and the next one; 0: no further address
-    "u64 further_stride,"
-    # the further source addresses by number, as the words that a program loads; 0: none has the number
-    + ",".join(f"u64 further4_{n}, u64 further6_{n}_first, u64 further6_{n}_second" for n in range(1, MAX_FURTHER + 1))
+    "u64 extra_snat_stride,"
+    # the extra SNAT addresses by number, as the words that a program loads; 0: none has the number
+    + ",".join(
+        f"u64 extra_snat4_{n}, u64 extra_snat6_{n}_first, u64 extra_snat6_{n}_second"
+        for n in range(1, MAX_EXTRA_SNAT + 1)
+    )
     # cookie of the network namespace whose sockets are balanced, 0: of none
     + ",u64 netns_cookie"
     # FLOW_LAYOUT of the flow tables and SNAT slots, for agents and tools (pins.py); no program reads it
@@ -217,7 +220,7 @@ class PathFlag(IntEnum):
     KEEPS_POD = 128  # on another node: a pod of this node keeps its address towards it
 
 
-PATH_FURTHER_SHIFT = 12  # four bits of lb{4,6}_path.nexthop: number of the source address, 0 = the first
+PATH_EXTRA_SNAT_SHIFT = 12  # four bits of lb{4,6}_path.nexthop: number of the source address, 0 = the first
 PATH_L4_SHIFT = 4  # two bits of lb{4,6}_path.flags: the backend's protocol, part of the SNAT slot's hash
 
 
@@ -257,7 +260,9 @@ FLOW_WAYS = 4  # entries per bucket
 NEXTHOPS = 4096  # 12 bits in a flow entry; 0 = unknown
 SOCKETS = 1 << 15  # entries of lb4_sock and lb6_sock
 STREAMS = 1 << 15  # records of lb4_stream and lb6_stream
-NEIGHBORS = 1024  # entries of lb_neighbor: twice as many as the agent keeps, as old ones go after new ones have come
+NEIGHBORS = (
+    1024  # entries of lb_neighbor: twice as many as the agent keeps, as old ones are removed after new ones are written
+)
 VIPS = 4096  # entries of lb_vip, and of lb_former_leader
 FORMER_BACKENDS = 1 << 13  # entries of lb_former_backend: more wait in the agent for the next sweep
 FORMER_BACKEND_SHIFT = 32  # its key, u64: service id << this | backend id

@@ -41,7 +41,7 @@ def all_specs(sizes: Sizes) -> dict[str, MapSpec]:
 
 
 def check_map(fd: int, spec: MapSpec, path: Path) -> None:
-    """Compare a pinned map with its spec. Raises LayoutMismatch with map, both values and what to do."""
+    """Compare a pinned map with its spec. Raises LayoutMismatch with map, both values and the remedy."""
     info = bpf_map.map_info(fd)
     wanted = {
         "type": int(spec.type),
@@ -66,7 +66,7 @@ def check_map(fd: int, spec: MapSpec, path: Path) -> None:
 
 
 def check_flow_layout(bpffs: str | Path) -> None:
-    """Refuse flow tables with another layout than flow_layout.py. Raises LayoutMismatch, KernelError.
+    """Reject flow tables with another layout than flow_layout.py. Raises LayoutMismatch, KernelError.
 
     The settings of the programs in force have the number. Versions that did not write it had layout 1; without programs there
     are no flows.

@@ -1,4 +1,4 @@
-"""The maps themselves: type, sizes, flags of each, for the sizes an operator chooses. Byte layouts are in layout.py."""
+"""Specifications of the maps: type, sizes and flags of each, for the operator's sizes. Byte layouts are in layout.py."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ from lbagent.maps.layout import (
 
 
 class MapType(IntEnum):
-    """The kernel's map types we use. Source: include/uapi/linux/bpf.h."""
+    """The map types used here. Source: include/uapi/linux/bpf.h."""
 
     HASH = 1
     ARRAY = 2
@@ -86,7 +86,7 @@ F_MMAPABLE = 1 << 10
 
 
 class MapRole(Enum):
-    """What plans keep in a map; both families have a map of most roles."""
+    """The contents that plans write to a map; both families have a map of most roles."""
 
     SERVICE = auto()  # slots of frontends
     BACKEND = auto()
@@ -98,7 +98,7 @@ class MapRole(Enum):
 
 @dataclass(frozen=True)
 class MapSpec:
-    """What a map must be. `role`: what a plan puts there; None for a map without entries that plans add and delete."""
+    """The specification of a map. `role`: what a plan writes there; None for a map without entries that plans add and delete."""
 
     name: str
     type: MapType
@@ -111,7 +111,7 @@ class MapSpec:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Everything an operator can size. Powers of two where noted (p2)."""
+    """The sizes that an operator can set. Powers of two where noted (p2)."""
 
     flow4: int = 1 << 20  # p2, entries; a flow has two buckets of four ways: use half of it
     flow6: int = 1 << 19  # p2
@@ -227,14 +227,14 @@ ADDED_MAPS = (
     "lb_former_leader",
     "lb_former_backend",
 )  # pins of an earlier version of this schema lack them; only the agent makes them
-RETIRED_MAPS = ("lb_events",)  # pinned by earlier versions of this schema; the agent takes the pins away
+RETIRED_MAPS = ("lb_events",)  # pinned by earlier versions of this schema; the agent removes the pins
 
-# What programs reach while flows are being moved: the old map. At any other time it is the map itself (bpf/load/loader.py).
+# The old map, for programs while flows are being moved. At any other time it is the map itself (bpf/load/loader.py).
 OLD_MAPS = {
     "lb4_flow_old": "lb4_flow",
     "lb6_flow_old": "lb6_flow",
     "lb4_snat_old": "lb4_snat",
     "lb6_snat_old": "lb6_snat",
 }
-MAP_NAMES: tuple[str, ...] = (*map_specs(), *OLD_MAPS)  # position + MAP_BASE = the symbolic fd the compiler sees
+MAP_NAMES: tuple[str, ...] = (*map_specs(), *OLD_MAPS)  # position + MAP_BASE = the symbolic fd in the C sources
 MAP_BASE = 1000

@@ -1,6 +1,6 @@
 """The model: addresses, backends, services, flags, states, ids, Maglev tables. Pure and immutable; no I/O, no clock.
 
-Import the names below; the modules hold the rules. Kubernetes objects are not here (`objects`), nor bytes in maps (`maps`).
+Import the names below; the modules hold the rules. Kubernetes objects are in `objects`, the bytes of the maps in `maps`.
 """
 
 from lbagent.errors import InvalidTransition

@@ -23,7 +23,7 @@ _KINDS = {
     )
 }
 OPERATORS_OWN = -1.0  # `SVC.created` of the operator's own files: before everything else
-_ROUNDS = 8  # each assigns the room of namespaces that cannot use it
+_ROUNDS = 8  # each distributes the room of namespaces that cannot use it
 
 
 def id_rank(svc: SVC) -> tuple[int, bool, float]:
@@ -37,7 +37,7 @@ def namespace_of(name: ServiceName) -> str:
     return f"{name.cluster}/{name.namespace}" if name.cluster else name.namespace
 
 
-class Claim(Struct, Generic[Key], frozen=True, gc=False):
+class IdClaim(Struct, Generic[Key], frozen=True, gc=False):
     """Keys without ids that one frontend needs; `whole`: it can use all of them or none."""
 
     service: ServiceName
@@ -53,11 +53,11 @@ class Grants(Struct, Generic[Key]):
     counts: dict[str, int]
     allowed: Mapping[str, int]
 
-    def missing(self, claim: Claim[Key]) -> list[Key]:
+    def missing(self, claim: IdClaim[Key]) -> list[Key]:
         """Return the keys of a claim that got no id."""
         return [key for key in claim.keys if key not in self.keys]
 
-    def take(self, claim: Claim[Key], room: int) -> int:
+    def take(self, claim: IdClaim[Key], room: int) -> int:
         """Grant the part that fits into `room`; return the number of granted keys."""
         missing = self.missing(claim)
         number = min(len(missing), room, self.free)
@@ -71,7 +71,7 @@ class Grants(Struct, Generic[Key]):
 
 
 def grant(
-    claims: Iterable[Claim[Key]],
+    claims: Iterable[IdClaim[Key]],
     capacity: int,
     free: int,
     used: Mapping[str, int],

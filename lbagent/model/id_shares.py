@@ -17,7 +17,7 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.cooperative import BETWEEN_YIELDS, Cooperative
 from lbagent.model.fair_share import GUARD
-from lbagent.model.id_claims import Claim, Grants, grant, id_rank, namespace_of
+from lbagent.model.id_claims import Grants, IdClaim, grant, id_rank, namespace_of
 from lbagent.model.service import SVC, ServiceName
 
 _NAMED = 3  # backends without an id that a message lists
@@ -127,7 +127,7 @@ def _grant_frontends(
         return Grants(set(), service_ids.free, {}, {})
     wanted = Counter(namespace_of(svc.name) for svc in services if not svc.wildcard)
     used = wanted - Counter(namespace_of(svc.name) for svc in asking)
-    claims = [Claim(svc.name, (svc.frontend,)) for svc in asking]
+    claims = [IdClaim(svc.name, (svc.frontend,)) for svc in asking]
     return grant(claims, service_ids.capacity, service_ids.free, used, wanted, credit.frontends)
 
 
@@ -146,7 +146,7 @@ def _wanted(services: Iterable[SVC]) -> Cooperative[dict[str, int]]:
     return {holder: len(addresses) for holder, addresses in found.items()}
 
 
-def _used(wanted: Mapping[str, int], claims: Iterable[Claim[L3n4Addr]]) -> dict[str, int]:
+def _used(wanted: Mapping[str, int], claims: Iterable[IdClaim[L3n4Addr]]) -> dict[str, int]:
     """Return how many of these have an id: all without a claim."""
     missing: dict[str, set[L3n4Addr]] = {}
     for claim in claims:
@@ -156,11 +156,11 @@ def _used(wanted: Mapping[str, int], claims: Iterable[Claim[L3n4Addr]]) -> dict[
 
 def _claims(
     services: Iterable[SVC], new: Container[int], backend_ids: Ids
-) -> Cooperative[tuple[dict[int, Claim[L3n4Addr]], list[Claim[L3n4Addr]]]]:
+) -> Cooperative[tuple[dict[int, IdClaim[L3n4Addr]], list[IdClaim[L3n4Addr]]]]:
     """Return the claims of new frontends by id(SVC), and all in their order: first for backends with new flows, then the rest."""
-    undivided: dict[int, Claim[L3n4Addr]] = {}
-    first: list[tuple[SVC, Claim[L3n4Addr]]] = []
-    resting: list[tuple[SVC, Claim[L3n4Addr]]] = []
+    undivided: dict[int, IdClaim[L3n4Addr]] = {}
+    first: list[tuple[SVC, IdClaim[L3n4Addr]]] = []
+    resting: list[tuple[SVC, IdClaim[L3n4Addr]]] = []
     get = backend_ids.get
     for at, svc in enumerate(services):
         if not at % BETWEEN_YIELDS:
@@ -169,13 +169,13 @@ def _claims(
         rest = others[0] + others[1]
         if id(svc) in new:
             if chosen or rest:
-                undivided[id(svc)] = Claim(svc.name, tuple(dict.fromkeys(chosen + rest)), whole=True)
+                undivided[id(svc)] = IdClaim(svc.name, tuple(dict.fromkeys(chosen + rest)), whole=True)
                 first.append((svc, undivided[id(svc)]))
             continue
         if chosen:
-            first.append((svc, Claim(svc.name, tuple(chosen))))
+            first.append((svc, IdClaim(svc.name, tuple(chosen))))
         if rest:
-            resting.append((svc, Claim(svc.name, tuple(rest))))
+            resting.append((svc, IdClaim(svc.name, tuple(rest))))
     order = [claim for part in (first, resting) for _, claim in sorted(part, key=lambda item: id_rank(item[0]))]
     return undivided, order
 
@@ -213,5 +213,5 @@ def _share(name: ServiceName, grants: Grants[L3n4Addr], ids: Ids, what: str) -> 
     holder = namespace_of(name)
     return (
         f"namespace {holder} has {grants.counts.get(holder, 0)} of {ids.capacity} {what}, its fair share while more than"
-        f" {float(GUARD):.0%} are asked for"
+        f" {float(GUARD):.0%} are wanted"
     )

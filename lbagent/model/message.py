@@ -10,14 +10,14 @@ MAX_PROBLEM_LENGTH = 300  # characters of a problem that are shown: it may quote
 class Message(Struct, frozen=True, gc=False):
     """One sentence for an operator: what is wrong with which field of which object, and what was kept.
 
-    A `warning` says something that was understood and does not act; an error says that something was left out.
+    A `warning` is about a part that was read and has no effect; an error is about a part that was left out.
     """
 
     problem: str
     kept: str = ""
     field: str = ""
     kind: str = ""  # of the object: 'Service'
-    key: str = ""  # 'default/web'; without a kind any other name of what it is about
+    key: str = ""  # 'default/web'; without a kind any other name of its subject
     file: str = ""
     line: int = 0
     warning: bool = False
@@ -25,7 +25,7 @@ class Message(Struct, frozen=True, gc=False):
 
     @property
     def subject(self) -> str:
-        """What it is about: `Service default/web`."""
+        """The subject: `Service default/web`."""
         return f"{self.kind} {self.key}" if self.kind and self.key else self.kind or self.key
 
     def __str__(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from lbagent.model.further_sources import FurtherAddress
+from lbagent.model.extra_snat_sources import ExtraSnatAddress
 
 
 class PathInfo(Struct, frozen=True, gc=False):
@@ -15,6 +15,6 @@ class PathInfo(Struct, frozen=True, gc=False):
     mtu: int = 0  # bytes of the egress path; 0 = unknown
     local: bool = False  # on this node: the client's address is kept
     host: bool = False  # the address is one of the node's own
-    further: tuple[FurtherAddress, ...] = ()  # source addresses for flows that find no port of the first one
+    extra_snat: tuple[ExtraSnatAddress, ...] = ()  # source addresses for flows that find no port of the first one
     kept: frozenset[bytes] = frozenset()  # a path that has one of these source addresses keeps it, instead of `snat`
     keeps_pod: bool = False  # on another node, and a pod of this node keeps its address towards it

@@ -181,7 +181,7 @@ def _is_withdrawn(endpoint: EndpointInfo) -> bool:
 
 
 def _may_fall_back(endpoint: EndpointInfo) -> bool:
-    """KEP-1669: terminating and still serving; and neither the operator nor a health check has excluded it."""
+    """KEP-1669: terminating and still serving; and neither the operator nor a health check excludes it."""
     return (
         can_serve(endpoint)
         and endpoint_state(endpoint) is BackendState.TERMINATING

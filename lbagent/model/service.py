@@ -1,4 +1,4 @@
-"""A service frontend as the maps will hold it: SVC, and its small values."""
+"""A service frontend for the maps: SVC, and its small values."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ import msgspec
 
 from lbagent.model.backend import Backend
 from lbagent.model.cooperative import Cooperative
+from lbagent.model.extra_snat_sources import ExtraSnatAddress, ExtraSnatSources
 from lbagent.model.family import Family
-from lbagent.model.further_sources import FurtherAddress, FurtherSources
 from lbagent.model.path_info import PathInfo
 from lbagent.net.routes import Route, contains
 from lbagent.net.snapshot import Link, NodeAddress, NodeNetwork
@@ -37,7 +37,7 @@ class PathSettings(msgspec.Struct, frozen=True):
     node_name: str
     node_ips: tuple[bytes, ...] = ()
     pod_devices: tuple[str, ...] = ()
-    further: FurtherSources = FurtherSources()
+    extra_snat: ExtraSnatSources = ExtraSnatSources()
     masquerade_all: bool = False
 
     @property
@@ -87,7 +87,7 @@ class PathFinder:
         )
         self._sources: dict[tuple[int, Route | None], bytes] = {}
         self._kept: dict[tuple[int, int], frozenset[bytes]] = {}  # by width and device, ANY_DEVICE: of the whole node
-        self._further: dict[int, tuple[FurtherAddress, ...]] = {}  # by width
+        self._extra_snat: dict[int, tuple[ExtraSnatAddress, ...]] = {}  # by width
 
     @property
     def hops(self) -> set[Hop]:
@@ -197,16 +197,19 @@ class PathFinder:
     def _find(self, address: bytes, route: Route | None, *, local: bool) -> PathInfo:
         link = self.network.links.get(route.ifindex) if route else None
         mtu, source = self._mtu(route, link), self._source(address, route)
-        further, kept = self._further_of(len(address)), self._kept_sources(len(address), source, route, local=local)
+        extra_snat, kept = (
+            self._extra_snat_of(len(address)),
+            self._kept_sources(len(address), source, route, local=local),
+        )
         if local:
             # the source is for flows that cannot keep the client's address: a hairpin pod, two equal flows of one client
-            return PathInfo(source, UNKNOWN_HOP, mtu, local=True, host=False, further=further, kept=kept)
+            return PathInfo(source, UNKNOWN_HOP, mtu, local=True, host=False, extra_snat=extra_snat, kept=kept)
         if link is not None:
             for needs in self._noting:
                 needs.outputs.add(link.index)
         hop = self._hop(address, route, link)
         keeps = self.settings.keeps_pods
-        return PathInfo(source, hop, mtu, local=False, host=False, keeps_pod=keeps, further=further, kept=kept)
+        return PathInfo(source, hop, mtu, local=False, host=False, keeps_pod=keeps, extra_snat=extra_snat, kept=kept)
 
     def _hop(self, address: bytes, route: Route | None, link: Link | None) -> int:
         if route is None or link is None or self.network.policy(address) or not (route.simple and route.unicast):
@@ -228,8 +231,10 @@ class PathFinder:
         key = (len(address), route)
         known = self._sources.get(key)
         if known is None:
-            further = self.settings.further.addresses()
-            known = self._sources[key] = preferred_source(self.network, self.settings.node_ips, address, route, further)
+            extra_snat = self.settings.extra_snat.addresses()
+            known = self._sources[key] = preferred_source(
+                self.network, self.settings.node_ips, address, route, extra_snat
+            )
         return known
 
     def _kept_sources(self, width: int, source: bytes, route: Route | None, *, local: bool) -> frozenset[bytes]:
@@ -251,13 +256,13 @@ class PathFinder:
         given = self.settings.node_ips
         return known.intersection(given) if source in given else known
 
-    def _further_of(self, width: int) -> tuple[FurtherAddress, ...]:
-        """Return the further source addresses of a family. A path that has one of them first leaves it out (further_paths.py)."""
-        known = self._further.get(width)
+    def _extra_snat_of(self, width: int) -> tuple[ExtraSnatAddress, ...]:
+        """Return the extra SNAT addresses of a family. A path that has one of them first leaves it out (extra_snat_paths.py)."""
+        known = self._extra_snat.get(width)
         if known is None:
-            known = self._further[width] = tuple(
-                FurtherAddress(number, address, self.network.has(address))
-                for number, address in self.settings.further.of_width(width)
+            known = self._extra_snat[width] = tuple(
+                ExtraSnatAddress(number, address, self.network.has(address))
+                for number, address in self.settings.extra_snat.of_width(width)
             )
         return known
 
@@ -290,18 +295,18 @@ def preferred_source(
     node_ips: tuple[bytes, ...],
     address: bytes,
     route: Route | None,
-    further: Collection[bytes] = (),
+    extra_snat: Collection[bytes] = (),
 ) -> bytes:
     """Return the source address for packets from this node to `address`; b'' when the node has none of the family.
 
     The route's `src` first, then an address of the output device (one the next hop shares a subnet with, one given by --node-ip,
     any), then --node-ip, then any: as the kernel does for a socket without a bound address. Among equal candidates, one of
-    `further` comes last: it is reserved for flows that find no port of the first one.
+    `extra_snat` comes last: it is reserved for flows that find no port of the first one.
     """
     if route is not None and route.prefsrc:
         return route.prefsrc
     family = [a for a in network.addresses if len(a.address) == len(address) and a.source]
-    family.sort(key=lambda a: a.address in further)
+    family.sort(key=lambda a: a.address in extra_snat)
     given = [ip for ip in node_ips if len(ip) == len(address)]
     if route is not None:
         on_device = [a for a in family if a.ifindex == route.ifindex]

@@ -1,4 +1,4 @@
-"""Log what is wrong once: when it turns up, and when it is over."""
+"""Logs each problem once: when it begins, and when it ends."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from lbagent.model.message import Message
 
 WARNING = "warning about an object"
-MAX_LOGGED = 200  # messages logged in one go; `lbagent status` shows more
+MAX_LOGGED = 200  # messages per call; `lbagent status` shows more
 
 
 class MessageLog:
-    """The messages that the log has seen and that still hold."""
+    """The logged messages that still hold."""
 
     def __init__(self, log: logging.Logger, event: str) -> None:
-        """Log under this logger; `event` is the constant message of an error that turns up."""
+        """Log under this logger; `event` is the constant message of a new error."""
         self._log = log
         self._event = event
         self._known: dict[Message, None] = {}
 
     def update(self, messages: Sequence[Message]) -> None:
-        """Log what is new among all that is wrong now, and say when nothing is left."""
+        """Log the new ones of all current problems, and log when none is left."""
         known, self._known = self._known, dict.fromkeys(messages)
         new = [message for message in self._known if message not in known]
         for message in new[:MAX_LOGGED]:

@@ -1,4 +1,4 @@
-"""What the users of an object should hear of it, beyond the log of this node: an Event, where its source has such a thing."""
+"""Events: messages about an object for its users, beside the log of this node, if the object's source supports them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from lbagent.model.message import Message
 
 
 class ObjectEvent(Struct, frozen=True, gc=False):
-    """A sentence about an object. `reason` is one word in CamelCase, as Kubernetes has them; `key` is the object's own.
+    """A message about an object. `reason` is one word in CamelCase, as in Kubernetes; `key` is the object's own.
 
-    `uid` is '' where the sink has to look it up.
+    `uid` is '' if the sink has to look it up.
     """
 
     kind: str
@@ -23,20 +23,18 @@ class ObjectEvent(Struct, frozen=True, gc=False):
     uid: str = ""
 
 
-EventSink = Callable[
-    [ObjectEvent], None
-]  # takes an event and returns at once; whether it gets anywhere is its own affair
+EventSink = Callable[[ObjectEvent], None]  # takes an event and returns at once; delivery is best effort
 
 
 class MessageEvents:
-    """Gives sinks an Event for each message that turns up and has a reason for one."""
+    """Gives sinks an Event for each new message with a reason for one."""
 
     def __init__(self, sinks: Sequence[EventSink]) -> None:
         self._sinks = sinks
         self._known: frozenset[Message] = frozenset()
 
     def update(self, messages: Sequence[Message]) -> None:
-        """Take all that is wrong now."""
+        """Take all current messages."""
         found = [message for message in messages if message.event]
         known, self._known = self._known, frozenset(found)
         for message in found:

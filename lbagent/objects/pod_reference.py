@@ -1,4 +1,4 @@
-"""References to Pods as operators write them, `pod/NAMESPACE/NAME`; in the program a Pod's key is `NAMESPACE/NAME`."""
+"""References to Pods as operators write them, `pod/NAMESPACE/NAME`; in the code a Pod's key is `NAMESPACE/NAME`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ PREFIX = "pod/"
 
 
 def is_pod_reference(text: str) -> bool:
-    """Return whether a text is meant as a reference to an object; an address never has this form."""
+    """Return whether a text is a reference to an object; an address never has this form."""
     return text.startswith(PREFIX)
 
 

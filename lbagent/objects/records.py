@@ -1,7 +1,7 @@
-"""What sources hand to resolve: narrow, checked, immutable objects, and the snapshot that holds them.
+"""The input of resolve: narrow, checked, immutable objects, and the snapshot that holds them.
 
-objects/decode reads Kubernetes' words (decode/wire.py), checks each part, says what it left out (`Message`) and keeps the rest
-in these records: addresses are packed bytes, ports host order, defaults filled in. Resolve reads nothing else.
+objects/decode reads Kubernetes' shapes (decode/wire.py), checks each part, reports what it left out (`Message`) and keeps the
+rest in these records: addresses are packed bytes, ports host order, defaults filled in. Resolve reads nothing else.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from lbagent.objects.pod_reference import pod_reference
 
 
 class Origin(Struct, frozen=True, gc=False, order=True):
-    """Where an object was read. Objects are kept in this order, so that the same folder gives the same IDs.
+    """The place of an object. Objects are kept in this order, so that the same folder gives the same IDs.
 
-    `file` is '' for objects that no file holds; `order` counts the objects of one file; `line` is the 1-based first line;
-    `source` is the name of the source that gave the object.
+    `file` is '' for objects that are in no file; `order` counts the objects of one file; `line` is the 1-based first line;
+    `source` is the name of the object's source.
     """
 
     file: str = ""
@@ -33,12 +33,12 @@ class Origin(Struct, frozen=True, gc=False, order=True):
 
     @property
     def place(self) -> str:
-        """Where to look for the object: `FILE:LINE`, else the source."""
+        """The place as text: `FILE:LINE`, else the source."""
         return f"{self.file}:{self.line}" if self.file else f"source {self.source or 'unknown'}"
 
 
 NOWHERE = Origin()
-OPERATOR = "operator"  # the source whose BackendStates beat those of every other one
+OPERATOR = "operator"  # the source whose BackendStates take precedence over those of every other one
 
 
 class ServicePort(Struct, frozen=True, gc=False):
@@ -52,7 +52,7 @@ class ServicePort(Struct, frozen=True, gc=False):
 
 
 class BalancerPort(Struct, frozen=True, gc=False):
-    """A port of a Service as it is written, unchecked; 0 and '' are: none."""
+    """A port of a Service as written, unchecked; 0 and '' mean none."""
 
     name: str = ""
     protocol: str = "TCP"
@@ -62,7 +62,7 @@ class BalancerPort(Struct, frozen=True, gc=False):
 
 
 class Balancer(Struct, frozen=True, gc=False):
-    """What a Service says to what gives it addresses (lbagent/cloud): of type LoadBalancer, or with its finalizer left.
+    """The parts of a Service for its provider (lbagent/cloud), if it is of type LoadBalancer or still has the finalizer.
 
     `families` are in the order of spec.ipFamilies. `status` has every ingress address, of any ipMode. `pods` is the selector as
     one text.
@@ -82,17 +82,17 @@ class Balancer(Struct, frozen=True, gc=False):
     ports: tuple[BalancerPort, ...] = ()
     session_affinity: str = "None"
     publish_not_ready: bool = False
-    source_ranges: tuple[str, ...] = ()  # of the field, as they are written
+    source_ranges: tuple[str, ...] = ()  # of the field, as written
 
 
 class Service(Struct, frozen=True, gc=False):
-    """A v1 Service, checked. `ignored` says why it has no frontend at all ('' = it may have some).
+    """A v1 Service, checked. `ignored` is the reason why it has no frontend at all ('' = it may have some).
 
-    `created` is seconds since 1970, 0 = unknown. `ingress` holds only addresses that this node must answer for (ipMode VIP).
-    `node_port_ranges`: the source ranges hold at its node ports, too, which a router sends packets to (provider edge).
-    `ranges_given` stays True when every source range was bad or of the other family: a VIP is never opened by a mistake.
-    `binds`: addresses of this host that it is served at whatever else it says (lbagent/apilb): loopback ones for the host's own
-    processes, an unspecified one for every address of the host.
+    `created` is seconds since 1970, 0 = unknown. `ingress` has only addresses that this node serves (ipMode VIP).
+    `node_port_ranges`: the source ranges apply to its node ports, too, to which a router sends packets (provider edge).
+    `ranges_given` stays True if every source range was invalid or of the other family: a mistake never opens a VIP. `binds`:
+    addresses of this host at which it is also served (lbagent/apilb): loopback ones for the host's own processes, an unspecified
+    one for every address of the host.
     """
 
     namespace: str
@@ -123,7 +123,7 @@ class Service(Struct, frozen=True, gc=False):
 
     @property
     def has_affinity(self) -> bool:
-        """Whether a client stays with its backend."""
+        """Whether a client keeps its backend."""
         return self.affinity_timeout_s > 0
 
     @property
@@ -135,7 +135,7 @@ class Service(Struct, frozen=True, gc=False):
 class Endpoint(Struct, frozen=True, gc=False):
     """An endpoint of a slice, conditions with their defaults filled in. `pod` is 'namespace/name' of its targetRef.
 
-    `state` is what its source found out about it, for this Service alone; every BackendState beats it. None: nothing.
+    `state` was found by its source, for this Service alone; every BackendState takes precedence. None: not set.
     """
 
     address: bytes
@@ -151,7 +151,7 @@ class Endpoint(Struct, frozen=True, gc=False):
 
 
 class SlicePort(Struct, frozen=True, gc=False):
-    """A port of a slice; '' is the name of a port without one."""
+    """A port of a slice; the name of a port without one is ''."""
 
     name: str
     protocol: L4Type
@@ -198,10 +198,10 @@ class Endpoints(Struct, frozen=True, gc=False):
 
 
 class Node(Struct, frozen=True, gc=False):
-    """A v1 Node: its InternalIPs, its zone label, and whether it is about to go away (KEP-3836).
+    """A v1 Node: its InternalIPs, its zone label, and whether it is about to be removed (KEP-3836).
 
     `excluded`: no external balancer sends packets there (node.kubernetes.io/exclude-from-external-load-balancers). `cordoned`:
-    spec.unschedulable. `shuts_down`: its kubelet or its cloud says so. `ready`: its condition Ready is True.
+    spec.unschedulable. `shuts_down`: by its kubelet or its cloud. `ready`: its condition Ready is True.
     """
 
     name: str
@@ -222,7 +222,7 @@ class Node(Struct, frozen=True, gc=False):
 
 
 class HostPort(Struct, frozen=True, gc=False):
-    """A hostPort of a container; host_ip None = every address of the node. `place` is where the Pod says so."""
+    """A hostPort of a container; host_ip None = every address of the node. `place` is its path in the Pod."""
 
     port: int
     target_port: int
@@ -232,7 +232,7 @@ class HostPort(Struct, frozen=True, gc=False):
 
 
 class Pod(Struct, frozen=True, gc=False):
-    """A v1 Pod: what HostPort rows and weights need."""
+    """A v1 Pod: what HostPort frontends and weights need."""
 
     namespace: str
     name: str
@@ -253,7 +253,7 @@ class Pod(Struct, frozen=True, gc=False):
 
 
 class ServiceCIDR(Struct, frozen=True, gc=False):
-    """A ServiceCIDR: ranges that the cluster takes ClusterIPs from."""
+    """A ServiceCIDR: ranges of the cluster's ClusterIPs."""
 
     name: str
     origin: Origin = NOWHERE
@@ -266,9 +266,9 @@ class ServiceCIDR(Struct, frozen=True, gc=False):
 
 
 class StateOverride(Struct, frozen=True, gc=False):
-    """A lbagent.io/v1alpha1 BackendState: the operator's (or a health check's) word on backends.
+    """A lbagent.io/v1alpha1 BackendState: a state of backends set by the operator (or a health check).
 
-    It is about one `address`, or (None) about every backend whose endpoint names the Pod with the key `pod`.
+    It concerns one `address`, or (None) every backend whose endpoint refers to the Pod with the key `pod`.
     """
 
     name: str
@@ -281,7 +281,7 @@ class StateOverride(Struct, frozen=True, gc=False):
 
     @property
     def subject(self) -> str:
-        """The backends it is about, as an operator names them: an address with its protocol, or `pod/NAMESPACE/NAME`."""
+        """The backends that it concerns, as an operator writes them: an address with its protocol, or `pod/NAMESPACE/NAME`."""
         return self.address.with_protocol() if self.address else pod_reference(self.pod)
 
     @property
@@ -332,7 +332,7 @@ FIELD_OF_KIND = {
 
 
 class LastGoodObject(Struct, frozen=True, gc=False):
-    """The last good form of an object: the generation of its file, and those of parts that are older still (by field)."""
+    """The last good form of an object: the generation of its file, and those of older parts (by field)."""
 
     obj: KubeObject
     generation: int = 0
@@ -340,9 +340,9 @@ class LastGoodObject(Struct, frozen=True, gc=False):
 
 
 class ObjectChange(Struct, frozen=True, gc=False):
-    """One object became another; None = it was not there, or is gone.
+    """The change of one object; None = it did not exist, or is gone.
 
-    `triggered_at` is when what it tells of happened, as its controller noted it: seconds since 1970, 0 = unknown.
+    `triggered_at` is the time of the cause according to its controller: seconds since 1970, 0 = unknown.
     """
 
     kind: str

@@ -1,8 +1,8 @@
-"""Source: where objects come from. A folder of manifests, the operator, the Kubernetes API.
+"""Source: an origin of objects. A folder of manifests, the operator, the Kubernetes API.
 
-A source never reports a list that failed or is empty as "everything was deleted": what was there stays, `problems` says so,
-and `trusted` is false until a good list is there again. While it is, a restarted agent takes nothing away that may be of its
-objects (targets/bpf/retention.py).
+A source never reports a failed or empty list as "everything was deleted": the objects stay, `problems` has the reason, and
+`trusted` is false until the next good list. While it is false, a restarted agent removes nothing that may belong to its objects
+(targets/bpf/retention.py).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ OnChange = Callable[[Sequence[ObjectChange]], None]
 
 
 class Source(Protocol):
-    """One origin of objects. Each object says in `origin.source` the name of the source that gave it.
+    """One origin of objects. `origin.source` of each object is the name of its source.
 
-    `synced` is set after the first full list, also when that failed or was empty. `trusted` says whether what the last list
-    did not hold is really gone.
+    `synced` is set after the first full list, also if that failed or was empty. `trusted`: objects missing in the last list are
+    really gone.
     """
 
     name: str
@@ -33,44 +33,44 @@ class Source(Protocol):
 
     @property
     def distrust(self) -> Message | None:
-        """Why it is not trusted: one of `problems`, or a message of its own; None when it is trusted."""
+        """Why it is not trusted: one of `problems`, or a message of its own; None if it is trusted."""
 
     @property
     def listed(self) -> bool:
-        """Whether it gave a whole list since it began: what that holds is as it says, also when what it lacks is in doubt."""
+        """Whether it gave a whole list since its start: objects of that list are current, also if missing ones are in doubt."""
 
     @property
     def remembered(self) -> bool:
-        """Whether its objects are those that it remembers of an earlier agent: what the maps hold is at least as new."""
+        """Whether its objects are those stored by an earlier agent: the contents of the maps are at least as new."""
 
     @property
     def remedy(self) -> str:
-        """What an operator can do about a source that is not trusted."""
+        """The remedy for a source that is not trusted."""
 
     @property
     def held(self) -> int:
-        """How many objects the last list did not hold, which are kept until an operator confirms that they were deleted."""
+        """The number of objects missing in the last list, which are kept until an operator confirms their deletion."""
 
     def snapshot(self) -> ObjectSnapshot:
         """Return every object of this source now."""
 
     def problems(self) -> Sequence[Message]:
-        """Return what is wrong now, in a stable order."""
+        """Return the current problems, in a stable order."""
 
     def resume(self) -> None:
-        """Go on where an earlier agent stopped: the maps serve what it read. Called at most once, before `run`.
+        """Continue from an earlier agent: the maps serve the objects that it read. Called at most once, before `run`.
 
-        A source that remembers its objects over restarts gives these, untrusted, when its first list fails, so that what
-        is served has names. A source without such a memory, or whose list cannot fail, does nothing.
+        A source that stores its objects over restarts gives these, untrusted, if its first list fails, so that served frontends
+        have names. A source without a store, or whose list cannot fail, does nothing.
         """
 
     async def run(self, on_change: OnChange) -> None:
         """List, then watch until cancelled; call `on_change` from the event loop with each batch of changes.
 
-        The first call after the list holds every object; also called with an empty batch when only `problems` changed.
+        The first call after the list has every object; also called with an empty batch if only `problems` changed.
         """
 
 
 def initial_changes(objects: ObjectSnapshot) -> list[ObjectChange]:
-    """Return a snapshot as the changes from nothing."""
+    """Return a snapshot as changes of an empty set."""
     return [ObjectChange(kind, key, None, obj) for kind in FIELD_OF_KIND for key, obj in objects.of_kind(kind).items()]

@@ -18,15 +18,15 @@ _Kinds = dict[str, dict[str, KubeObject]]  # objects by key, by kind
 
 
 class Store:
-    """The objects of all sources. The same object in two sources: the source that was named first holds."""
+    """The objects of all sources. If two sources have the same object, the one configured first takes precedence."""
 
     def __init__(self, sources: Iterable[str]) -> None:
-        """`sources` are their names in the order in which they win."""
+        """`sources` are their names in the order of precedence."""
         self._objects: dict[str, _Kinds] = {name: {kind: {} for kind in FIELD_OF_KIND} for name in sources}
         self._facts: tuple[frozenset[bytes], frozenset[str]] | None = None
 
     def apply(self, source: str, changes: Iterable[ObjectChange]) -> list[ObjectChange]:
-        """Take the changes of a source; return what changes in the merged set."""
+        """Take the changes of a source; return the changes of the merged set."""
         own = self._objects[source]
         out = []
         for change in changes:
@@ -44,14 +44,14 @@ class Store:
         return out
 
     def get(self, kind: str, key: str) -> KubeObject | None:
-        """Return an object of the merged set, None when there is none."""
+        """Return an object of the merged set, None if there is none."""
         for kinds in self._objects.values():
             if (found := kinds[kind].get(key)) is not None:
                 return found
         return None
 
     def services_of(self, sources: Iterable[str]) -> set[str]:
-        """Return the keys of the Services (and Pods) of which these sources hold a part."""
+        """Return the keys of the Services (and Pods) of which these sources have a part."""
         found = set[str]()
         for source in sources:
             kinds = self._objects[source]
@@ -60,7 +60,7 @@ class Store:
         return found
 
     def held_only_by(self, sources: Collection[str]) -> tuple[set[str], set[str]]:
-        """Return the keys of the Services (and Pods), and of those with endpoints, that no other source holds."""
+        """Return the keys of the Services (and Pods), and of those with endpoints, that no other source has."""
         if not sources:
             return set(), set()
         services: dict[bool, set[str]] = {True: set(), False: set()}
@@ -73,7 +73,7 @@ class Store:
         return services[True] - services[False], endpoints[True] - endpoints[False]
 
     def services_with_endpoints(self) -> set[str]:
-        """Return the keys of the Services whose endpoints any source names, also when there are none."""
+        """Return the keys of the Services with an endpoint object in any source, also an empty one."""
         found = set[str]()
         for kinds in self._objects.values():
             found |= _services_of_slices(kinds)
@@ -92,7 +92,7 @@ class Store:
         return self._facts
 
     def snapshot(self) -> ObjectSnapshot:
-        """Return everything, merged."""
+        """Return all objects, merged."""
         merged: dict[str, dict[str, KubeObject]] = {}
         for kind, field in FIELD_OF_KIND.items():
             merged[field] = {}

@@ -1,6 +1,6 @@
 """All objects to a State: frontends, backends, owners of contested frontends. Pure: any order of events gives the same State.
 
-Import the names below. Reading objects is not here (`sources`), nor writing the State (`targets`).
+Import the names below. `sources` read the objects, `targets` write the State.
 """
 
 from lbagent.resolve.resolver import Options, Resolver, resolve

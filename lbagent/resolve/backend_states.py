@@ -35,7 +35,7 @@ class SharedStates:
         return address in self._users
 
     def update(
-        self, owner: str, rows: Iterable[SVC], filtered_out: Iterable[L3n4Addr] = ()
+        self, owner: str, frontends: Iterable[SVC], filtered_out: Iterable[L3n4Addr] = ()
     ) -> tuple[set[str], set[str]]:
         """Store the SVCs of an owner, and the backends it filtered out, which it keeps for live flows once they have an entry.
 
@@ -44,7 +44,7 @@ class SharedStates:
         """
         states: dict[L3n4Addr, BackendState] = {}
         seen: set[int] = set()
-        for svc in rows:
+        for svc in frontends:
             for group in (svc.selectable, svc.unselectable, svc.slotless):
                 if id(group) in seen:  # frontends of one port share their groups
                     continue
@@ -58,10 +58,10 @@ class SharedStates:
                         states[backend.address] = state
         waiting = tuple(address for address in filtered_out if address not in states)
         self._wait(owner, waiting)
-        touched, have_row_now = self._replace(owner, states)
+        touched, served_now = self._replace(owner, states)
         if not self._users.keys().isdisjoint(waiting):  # another owner of the same batch added the entry
-            have_row_now.add(owner)
-        return touched, have_row_now
+            served_now.add(owner)
+        return touched, served_now
 
     def _wait(self, owner: str, filtered_out: tuple[L3n4Addr, ...]) -> None:
         for address in self._filtered_out_by.pop(owner, ()):
@@ -76,7 +76,7 @@ class SharedStates:
 
     def _replace(self, owner: str, states: dict[L3n4Addr, BackendState]) -> tuple[set[str], set[str]]:
         touched: set[str] = set()
-        have_row_now: set[str] = set()
+        served_now: set[str] = set()
         for address in self._used.get(owner, ()):
             if address not in states:
                 touched |= self._leave(address, owner)
@@ -89,7 +89,7 @@ class SharedStates:
             for address in states:
                 touched.update(self._enter(address, owner))
         if waited:
-            have_row_now.update(*(waited.get(address, _NO_OWNERS) for address in new))
+            served_now.update(*(waited.get(address, _NO_OWNERS) for address in new))
         if states:
             self._used[owner] = tuple(states)
             self._states[owner] = {a: s for a, s in states.items() if s is not _ACTIVE} or _NONE
@@ -97,7 +97,7 @@ class SharedStates:
             self._used.pop(owner, None)
             self._states.pop(owner, None)
         touched.discard(owner)
-        return touched, have_row_now
+        return touched, served_now
 
     def _enter(self, address: L3n4Addr, owner: str) -> tuple[str, ...]:
         """Add a user of a backend; return its users if there are several."""
@@ -123,11 +123,11 @@ class SharedStates:
             self._shared.discard(address)
         return set(rest)
 
-    def with_shared_states(self, owner: str, rows: tuple[SVC, ...]) -> tuple[SVC, ...]:
+    def with_shared_states(self, owner: str, frontends: tuple[SVC, ...]) -> tuple[SVC, ...]:
         """Return the SVCs with the shared states of their backends; the same object when none differs."""
         changed: dict[L3n4Addr, BackendState] = {}
         if not self._states.get(owner) and self._shared.isdisjoint(self._used.get(owner, ())):
-            return rows  # all are ACTIVE and without another user
+            return frontends  # all are ACTIVE and without another user
         for address in self._used.get(owner, ()):
             users = self._users[address]
             if not isinstance(users, str):
@@ -135,8 +135,8 @@ class SharedStates:
             elif (own := self._states[owner].get(address)) is not None:
                 changed[address] = own  # two SVCs of one owner may differ (filtered here, quarantined there)
         if not changed:
-            return rows
-        return tuple(_with_states(svc, changed) for svc in rows)
+            return frontends
+        return tuple(_with_states(svc, changed) for svc in frontends)
 
 
 def _with_states(svc: SVC, states: dict[L3n4Addr, BackendState]) -> SVC:

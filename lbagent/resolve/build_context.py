@@ -17,9 +17,8 @@ class BuildContext(Struct, frozen=True, gc=False):
     """The node, the states and weights of backends, and their places; the same for every SVC of one run."""
 
     node: LocalNode
-    has_row: Callable[[L3n4Addr], bool] | None = (
-        None  # the agent: an existing endpoint keeps its backend entry, if it has one
-    )
+    # The agent: whether a backend has an entry, which an endpoint keeps while it exists.
+    is_served: Callable[[L3n4Addr], bool] | None = None
     overrides: Overrides = Overrides()
     weight_of_pod: Callable[[str, bytes], int | None] = lambda _pod, _address: None
     nodes: Mapping[bytes, str] = MappingProxyType({})  # of addresses with contradicting objects (placement.py)

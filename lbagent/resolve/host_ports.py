@@ -21,10 +21,10 @@ from lbagent.resolve.build_context import BuildContext
 from lbagent.resolve.frontends import UNSPECIFIED, is_loopback, node_addresses
 
 
-class HostPortRows(NamedTuple):
+class HostPortFrontends(NamedTuple):
     """The SVCs of each Pod by its key, and the problems."""
 
-    rows: dict[str, tuple[SVC, ...]]
+    frontends: dict[str, tuple[SVC, ...]]
     messages: list[tuple[str, Message]]  # (Pod key, message)
 
 
@@ -40,15 +40,17 @@ def is_relevant(pod: Pod, node_name: str) -> bool:
     return bool(pod.host_ports) and not pod.finished and not pod.host_network and pod.node == node_name != ""
 
 
-def host_port_rows(pods: Iterable[Pod], context: BuildContext, owner: Callable[[L3n4Addr], str | None]) -> HostPortRows:
+def host_port_frontends(
+    pods: Iterable[Pod], context: BuildContext, owner: Callable[[L3n4Addr], str | None]
+) -> HostPortFrontends:
     """Return the SVCs of the relevant Pods. `owner` returns the Service that has a frontend, if there is one."""
-    result = HostPortRows({}, [])
+    result = HostPortFrontends({}, [])
     claims: dict[L3n4Addr, list[_HostPortCandidate]] = {}
     for pod in sorted(pods, key=_seniority):
         for port in pod.host_ports:
             for frontend, claim in _claims(pod, port, context):
                 claims.setdefault(frontend, []).append(claim)
-    rows: dict[str, list[SVC]] = {}
+    frontends: dict[str, list[SVC]] = {}
     reported: set[tuple[str, int]] = set()
     for frontend, rivals in claims.items():
         service = owner(frontend)
@@ -60,8 +62,8 @@ def host_port_rows(pods: Iterable[Pod], context: BuildContext, owner: Callable[[
                 result.messages.append((claim.pod.key, _lost(claim.pod, frontend, service, holder)))
         if not service:
             winners = [claim for claim in rivals if claim not in losers]
-            rows.setdefault(holder.key, []).append(_row(frontend, winners, context))
-    result.rows.update((key, tuple(found)) for key, found in rows.items())
+            frontends.setdefault(holder.key, []).append(_frontend(frontend, winners, context))
+    result.frontends.update((key, tuple(found)) for key, found in frontends.items())
     return result
 
 
@@ -89,7 +91,7 @@ def _claims(pod: Pod, port: HostPort, context: BuildContext) -> Iterable[tuple[L
         yield frontend, _HostPortCandidate(pod, backends[Family.of(address)], surrogate, False)
 
 
-def _row(frontend: L3n4Addr, claims: list[_HostPortCandidate], context: BuildContext) -> SVC:
+def _frontend(frontend: L3n4Addr, claims: list[_HostPortCandidate], context: BuildContext) -> SVC:
     picked = select([_info(claim, context) for claim in claims], with_local=False)
     first = claims[0]
     flags = ServiceFlags.from_param(

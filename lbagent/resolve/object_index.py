@@ -1,4 +1,4 @@
-"""Indexes of all objects for resolve, and the Services that a change concerns. Nothing is decided here."""
+"""Indexes of all objects for resolve, and the Services that a change concerns."""
 
 from __future__ import annotations
 

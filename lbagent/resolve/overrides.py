@@ -37,10 +37,10 @@ class Overrides(Struct, frozen=True, gc=False):
 
     def state_of(self, address: L3n4Addr, pod: str) -> BackendState | None:
         """Return the state set for a backend whose endpoint refers to this Pod ('' = none); None if there is none."""
-        holds = self.that_holds(address, pod)
+        holds = self.effective(address, pod)
         return holds.state if holds is not None else None
 
-    def that_holds(self, address: L3n4Addr, pod: str) -> StateOverride | None:
+    def effective(self, address: L3n4Addr, pod: str) -> StateOverride | None:
         """Return the effective BackendState for a backend whose endpoint refers to this Pod ('' = none)."""
         of_address = self.by_address.get(address)
         of_pod = self.by_pod.get(pod)

@@ -38,7 +38,7 @@ _KIND_TEXTS = {
 OwnerOf = Callable[[L3n4Addr], str | None]  # key of the Service that has a frontend
 
 
-class Claim(NamedTuple):
+class FrontendClaim(NamedTuple):
     """The kind and rank of a Service's claim to frontends. The smaller claim takes precedence."""
 
     rank: int
@@ -49,7 +49,7 @@ class Claim(NamedTuple):
     type: SVCType
 
     @classmethod
-    def of(cls, service: Service, kind: SVCType) -> Claim:
+    def of(cls, service: Service, kind: SVCType) -> FrontendClaim:
         """Return the claim of a Service to its frontends of a kind."""
         return cls(RANKS[kind], not service.created, service.created, service.namespace, service.name, kind)
 
@@ -58,7 +58,7 @@ class Claim(NamedTuple):
         """The key of the Service."""
         return f"{self.namespace}/{self.name}"
 
-    def reason_against(self, loser: Claim) -> str:
+    def reason_against(self, loser: FrontendClaim) -> str:
         """Return why this claim has a frontend and not the other one, as the end of a sentence about the frontend."""
         winner = f"Service {self.key}"
         if self.rank != loser.rank:
@@ -79,13 +79,13 @@ class Contest(Struct, frozen=True, gc=False):
     message: Message
 
 
-_Claims = tuple[tuple[Claim, tuple[L3n4Addr, ...]], ...]  # of one Service, by kind
+_FrontendClaims = tuple[tuple[FrontendClaim, tuple[L3n4Addr, ...]], ...]  # of one Service, by kind
 
 
 class OwnedFrontends(NamedTuple):
     """The owner of each frontend, at one moment."""
 
-    claims: dict[str, _Claims]
+    claims: dict[str, _FrontendClaims]
     contested: dict[L3n4Addr, str]  # owner of each of these
 
     def by_service(self) -> dict[str, list[str]]:
@@ -109,12 +109,12 @@ class Ownership:
         self.version = 0  # counts the changes of what `owned` returns
         self._previous_owner: OwnerOf = _nothing_served
         self._is_first_pass = True
-        self._claims: dict[str, _Claims] = {}  # by service key
-        self._owner: dict[L3n4Addr, Claim] = {}  # the only claim, or the one that won
-        self._contested: dict[L3n4Addr, dict[str, Claim]] = {}  # every claim to it, by service key
+        self._claims: dict[str, _FrontendClaims] = {}  # by service key
+        self._owner: dict[L3n4Addr, FrontendClaim] = {}  # the only claim, or the one that won
+        self._contested: dict[L3n4Addr, dict[str, FrontendClaim]] = {}  # every claim to it, by service key
         # of one pass:
         self._new: set[L3n4Addr] = set()  # frontends that no Service claimed before
-        self._undecided: dict[L3n4Addr, Claim | None] = {}  # contested frontends -> their previous owner
+        self._undecided: dict[L3n4Addr, FrontendClaim | None] = {}  # contested frontends -> their previous owner
 
     def set_previous_owner(self, previous_owner: OwnerOf) -> None:
         """Set the previous owner of each frontend; it counts for the first pass."""
@@ -127,7 +127,7 @@ class Ownership:
             return claim.key
         return self._previous_owner(frontend) if self._is_first_pass else None
 
-    def winning_claim(self, frontend: L3n4Addr) -> Claim | None:
+    def winning_claim(self, frontend: L3n4Addr) -> FrontendClaim | None:
         """Return the claim that has the frontend."""
         return self._owner.get(frontend)
 
@@ -165,7 +165,7 @@ class Ownership:
         self._note(frontend)
         del rivals[key]
 
-    def _enter(self, frontend: L3n4Addr, key: str, claim: Claim) -> None:
+    def _enter(self, frontend: L3n4Addr, key: str, claim: FrontendClaim) -> None:
         holder = self._owner.get(frontend)
         rivals = self._contested.get(frontend)
         if rivals is None:
@@ -207,14 +207,14 @@ class Ownership:
         return changed
 
 
-def _winner(claims: Iterable[Claim], served: Claim | None) -> Claim:
+def _winner(claims: Iterable[FrontendClaim], served: FrontendClaim | None) -> FrontendClaim:
     """Return the winning claim; `served` is that of the Service which has the frontend, if it still claims it."""
     best = min(claims)
     return served if served is not None and served.rank == best.rank and served.is_undated else best
 
 
-def _claims_of(service: Service, wanted: Iterable[WantedFrontend]) -> _Claims:
+def _claims_of(service: Service, wanted: Iterable[WantedFrontend]) -> _FrontendClaims:
     by_kind: dict[SVCType, list[L3n4Addr]] = {}
     for want in wanted:
         by_kind.setdefault(want.type, []).append(want.frontend)
-    return tuple((Claim.of(service, kind), tuple(frontends)) for kind, frontends in by_kind.items())
+    return tuple((FrontendClaim.of(service, kind), tuple(frontends)) for kind, frontends in by_kind.items())

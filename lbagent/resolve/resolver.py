@@ -24,15 +24,15 @@ from lbagent.model.state import State
 from lbagent.objects.records import ObjectChange, ObjectSnapshot
 from lbagent.resolve.backend_states import SharedStates
 from lbagent.resolve.build_context import BuildContext
+from lbagent.resolve.frontend_list import FrontendList
 from lbagent.resolve.frontends import MAX_FRONTENDS_PER_SERVICE, LocalNode, WantedFrontend, wanted_frontends
-from lbagent.resolve.host_ports import host_port_rows
+from lbagent.resolve.host_ports import host_port_frontends
 from lbagent.resolve.object_index import ObjectIndex
-from lbagent.resolve.ordered_rows import OrderedRows
 from lbagent.resolve.overrides import Overrides
 from lbagent.resolve.ownership import Contest, OwnedFrontends, OwnerOf, Ownership
 from lbagent.resolve.service_builder import ServiceBuilder
 
-RowsByOwner = dict[str, tuple[SVC, ...]]  # SVCs by owner: a service key, or 'pod:' and a pod key
+FrontendsByOwner = dict[str, tuple[SVC, ...]]  # SVCs by owner: a service key, or 'pod:' and a pod key
 KIND_ORDER = ("Node", "BackendState", "Pod", "Service", "EndpointSlice", "Endpoints")
 
 
@@ -90,7 +90,7 @@ class Resolver:
         self._index = ObjectIndex(self._options.node_name, self._options.sources)
         self._ownership = Ownership()
         self._shared_states = SharedStates()
-        self._rows = OrderedRows()
+        self._frontends = FrontendList()
         self._messages: dict[str, tuple[Message, ...]] = {}  # by owner
         self._contests: dict[str, tuple[Contest, ...]] = {}  # by the Service without the frontend
         self._pod_owners: set[str] = set()
@@ -159,7 +159,7 @@ class Resolver:
         """Return the states that the operator and health checks set for single addresses of backends on this node."""
         return self._index.overrides().of_addresses()
 
-    def overrides_that_hold(self) -> Overrides:
+    def effective_overrides(self) -> Overrides:
         """Return the effective BackendStates of this node, by address and by Pod."""
         return self._index.overrides()
 
@@ -168,7 +168,7 @@ class Resolver:
         for change in changes:
             self._index.update(change)
             if change.kind == "Service":
-                self._rows.place(change.key, change.new.origin if change.new else None)
+                self._frontends.place(change.key, change.new.origin if change.new else None)
 
     def resolve(self) -> Resolution:
         """Return the result for all objects; the same object as before when nothing changed."""
@@ -180,29 +180,29 @@ class Resolver:
         if not index.is_changed:
             return self._last
         index.refresh()
-        has_row = self._has_row if self._options.keep_existing else None
+        is_served = self._is_served if self._options.keep_existing else None
         node = self.local_node()
-        self._context = BuildContext(node, has_row, index.overrides(), index.weight_of_pod, index.nodes)
+        self._context = BuildContext(node, is_served, index.overrides(), index.weight_of_pod, index.nodes)
         built = yield from self._build(index.dirty)
-        for owner, rows in built.items():
-            self._rows.set_rows(owner, self._shared_states.with_shared_states(owner, rows))
+        for owner, frontends in built.items():
+            self._frontends.set_frontends(owner, self._shared_states.with_shared_states(owner, frontends))
             yield
         index.forget_changes()
         self._wanted = {}
         self._restored = frozenset()
         self._filtered_out.clear()
-        state = self._rows.state(self._last.state.generation + 1)
+        state = self._frontends.state(self._last.state.generation + 1)
         self._last = Resolution(state, self._all_messages(), self._all_contests())
         return self._last
 
-    def _has_row(self, address: L3n4Addr) -> bool:
+    def _is_served(self, address: L3n4Addr) -> bool:
         return self._shared_states.has(address) or address in self._restored
 
     # --- Services to build again ---
 
-    def _build(self, dirty: set[str]) -> Cooperative[RowsByOwner]:
+    def _build(self, dirty: set[str]) -> Cooperative[FrontendsByOwner]:
         """Build the dirty Services and those whose SVCs depend on them."""
-        built: RowsByOwner = {}
+        built: FrontendsByOwner = {}
         touched: set[str] = set()
         pending = yield from self._contest(dirty)
         index = self._index
@@ -211,10 +211,10 @@ class Resolver:
             batch = pods | (yield from self._build_services(pending))
             built |= batch
             pending, pods = set(), {}
-            for owner, rows in batch.items():
-                others, have_row_now = self._shared_states.update(owner, rows, self._filtered_out.pop(owner, ()))
+            for owner, frontends in batch.items():
+                others, served_now = self._shared_states.update(owner, frontends, self._filtered_out.pop(owner, ()))
                 touched |= others
-                pending |= have_row_now
+                pending |= served_now
                 yield
         touched -= built.keys()  # all Pods are: they are built with any Service
         built |= yield from self._build_services(touched)
@@ -232,8 +232,8 @@ class Resolver:
 
     # --- SVCs ---
 
-    def _build_services(self, keys: Iterable[str]) -> Cooperative[RowsByOwner]:
-        built: RowsByOwner = {}
+    def _build_services(self, keys: Iterable[str]) -> Cooperative[FrontendsByOwner]:
+        built: FrontendsByOwner = {}
         for key in keys:
             built[key] = self._build_service(key)
             yield
@@ -249,29 +249,29 @@ class Resolver:
         if wanted is None:
             wanted = wanted_frontends(service, self._context.node)
 
-        rows = ServiceBuilder(service, self._index.slices_of(key), self._context)
-        built = rows.build(wanted, self._ownership.winning_claim)
-        self._set_messages(key, rows.messages)
-        if rows.contests:
-            self._contests[key] = tuple(rows.contests)
+        builder = ServiceBuilder(service, self._index.slices_of(key), self._context)
+        built = builder.build(wanted, self._ownership.winning_claim)
+        self._set_messages(key, builder.messages)
+        if builder.contests:
+            self._contests[key] = tuple(builder.contests)
         else:
             self._contests.pop(key, None)
-        self._filtered_out[key] = rows.filtered_out
+        self._filtered_out[key] = builder.filtered_out
         return built
 
-    def _build_pods(self) -> RowsByOwner:
+    def _build_pods(self) -> FrontendsByOwner:
         """Build all HostPort frontends again: there are few, and each may depend on every other."""
         pods = {f"pod:{pod.key}": pod for pod in self._index.relevant_pods()}
-        result = host_port_rows(pods.values(), self._context, self._ownership.owner)
-        built: RowsByOwner = {}
+        result = host_port_frontends(pods.values(), self._context, self._ownership.owner)
+        built: FrontendsByOwner = {}
         for owner in self._pod_owners - pods.keys():
-            self._rows.place(owner, None)
+            self._frontends.place(owner, None)
             self._messages.pop(owner, None)
             built[owner] = ()
         self._pod_owners = set(pods)
         for owner, pod in pods.items():
-            self._rows.place(owner, pod.origin)
-            built[owner] = result.rows.get(pod.key, ())
+            self._frontends.place(owner, pod.origin)
+            built[owner] = result.frontends.get(pod.key, ())
             self._set_messages(owner, [message for key, message in result.messages if key == pod.key])
         return built
 
@@ -284,11 +284,11 @@ class Resolver:
             self._messages.pop(owner, None)
 
     def _all_contests(self) -> tuple[Contest, ...]:
-        owners = self._rows.owners() if self._contests else ()
+        owners = self._frontends.owners() if self._contests else ()
         return tuple(contest for owner in owners for contest in self._contests.get(owner, ()))
 
     def _all_messages(self) -> tuple[Message, ...]:
-        owners = self._rows.owners() if self._messages else ()
+        owners = self._frontends.owners() if self._messages else ()
         found = [message for owner in owners for message in self._messages.get(owner, ())]
         found += [contradiction.message() for contradiction in self._index.contradictions()]
         found += self._index.placement_messages()

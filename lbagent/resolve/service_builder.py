@@ -41,7 +41,7 @@ from lbagent.objects.records import EndpointSlice, Service, ServicePort
 from lbagent.resolve.build_context import BuildContext
 from lbagent.resolve.frontends import WantedFrontend, beyond_share
 from lbagent.resolve.mismatches import NO_ENDPOINTS, family_problem, port_problem
-from lbagent.resolve.ownership import Claim, Contest
+from lbagent.resolve.ownership import Contest, FrontendClaim
 from lbagent.resolve.plain_endpoints import PlainEndpoints, plain_endpoints
 from lbagent.textfile.field_path import path_text
 
@@ -94,10 +94,10 @@ class ServiceBuilder:
         self._empty: dict[tuple[Family, int], tuple[WantedFrontend, ServicePort]] = {}  # ports without a backend
 
     def build(
-        self, wanted: Collection[WantedFrontend], winning_claim: Callable[[L3n4Addr], Claim | None]
+        self, wanted: Collection[WantedFrontend], winning_claim: Callable[[L3n4Addr], FrontendClaim | None]
     ) -> tuple[SVC, ...]:
         """Return the SVCs of the frontends that no other Service has; `winning_claim` returns the owner's claim of each."""
-        rows: list[SVC] = []
+        frontends: list[SVC] = []
         reported: set[tuple[str, str, str]] = set()
         for want in wanted:
             winner = winning_claim(want.frontend)
@@ -107,32 +107,34 @@ class ServiceBuilder:
                     reported.add(part)
                     self._report_lost(want, winner)
             elif want.port is None:
-                rows.append(_wildcard(want.frontend, self._name))
+                frontends.append(_wildcard(want.frontend, self._name))
             else:
-                rows += self._rows(want, want.port)
+                frontends += self._frontends(want, want.port)
         if len(wanted) >= self._context.node.max_frontends:
             self._report_share()
         self._warn_ignored()
         self._report_mismatches()
-        if self._context.has_row:
-            self._keep_unmatched(rows, self._context.has_row)
-        return tuple(rows)
+        if self._context.is_served:
+            self._keep_unmatched(frontends, self._context.is_served)
+        return tuple(frontends)
 
     # --- SVCs ---
 
-    def _rows(self, want: WantedFrontend, port: ServicePort) -> list[SVC]:
+    def _frontends(self, want: WantedFrontend, port: ServicePort) -> list[SVC]:
         choice = self._choice(port, want.frontend.family)
         if not choice.cluster_ip.has_backends:
             self._empty.setdefault((want.frontend.family, port.index), (want, port))
         if want.type is SVCType.CLUSTER_IP:
-            return [self._row(want, port, want.frontend, choice.cluster_ip, False, choice.health_check_addresses)]
+            return [self._frontend(want, port, want.frontend, choice.cluster_ip, False, choice.health_check_addresses)]
         two_scopes = not choice.outside.is_same(choice.inside)
-        rows = [self._row(want, port, want.frontend, choice.outside, two_scopes, choice.health_check_addresses)]
+        frontends = [
+            self._frontend(want, port, want.frontend, choice.outside, two_scopes, choice.health_check_addresses)
+        ]
         if two_scopes:
-            rows.append(self._row(want, port, want.frontend.with_scope(Scope.INTERNAL), choice.inside, True))
-        return rows
+            frontends.append(self._frontend(want, port, want.frontend.with_scope(Scope.INTERNAL), choice.inside, True))
+        return frontends
 
-    def _row(
+    def _frontend(
         self,
         want: WantedFrontend,
         port: ServicePort,
@@ -230,8 +232,8 @@ class ServiceBuilder:
         selectable = tuple([make(info, endpoint_state(info), port, context) for info in chosen.selectable])
         unselectable = tuple([make(info, endpoint_state(info), port, context) for info in chosen.unselectable])
         slotless = tuple([make(info, endpoint_state(info), port, context) for info in chosen.slotless])
-        if has_row := context.has_row:
-            kept = [info for info in chosen.filtered if has_row(info.address)]
+        if is_served := context.is_served:
+            kept = [info for info in chosen.filtered if is_served(info.address)]
             self.filtered_out.update(info.address for info in chosen.filtered)
             slotless += tuple([make(info, filtered_state(info), port, context) for info in kept])
         if len(selectable) + len(unselectable) > MAX_SLOTS:
@@ -276,15 +278,15 @@ class ServiceBuilder:
                     )
         return found
 
-    def _keep_unmatched(self, rows: list[SVC], has_row: Callable[[L3n4Addr], bool]) -> None:
+    def _keep_unmatched(self, frontends: list[SVC], is_served: Callable[[L3n4Addr], bool]) -> None:
         """Keep the backends of slices that no frontend uses any more, or not yet: a port is renamed, a family is gone."""
         ports = {port.index: port for port in self._service.ports}
         asked = {(ports[index].name, ports[index].protocol, family) for index, family in self._choices}
         unmatched = {(port.name, port.protocol, piece.family) for piece in self._slices for port in piece.ports} - asked
-        at = next((number for number, svc in enumerate(rows) if not svc.wildcard), None)
+        at = next((number for number, svc in enumerate(frontends) if not svc.wildcard), None)
         if not unmatched or at is None:
             return
-        have = {backend.address for svc in rows for backend in svc.backends}
+        have = {backend.address for svc in frontends for backend in svc.backends}
         kept: dict[L3n4Addr, Backend] = {}
         for name, protocol, family in sorted(unmatched):
             port = ServicePort(name, protocol, 0)
@@ -293,8 +295,8 @@ class ServiceBuilder:
                 if info.address not in have and backend.state < kept.get(info.address, _LEAST_ALIVE).state:
                     kept[info.address] = backend
         self.filtered_out.update(kept)
-        slotless = tuple(backend for backend in kept.values() if has_row(backend.address))
-        rows[at] = replace(rows[at], slotless=rows[at].slotless + slotless)
+        slotless = tuple(backend for backend in kept.values() if is_served(backend.address))
+        frontends[at] = replace(frontends[at], slotless=frontends[at].slotless + slotless)
 
     # --- messages ---
 
@@ -315,9 +317,9 @@ class ServiceBuilder:
         key, origin = self._service.key, self._service.origin
         self.messages.append(Message(problem, kept, field, "Service", key, origin.file, origin.line, warning, event))
 
-    def _report_lost(self, want: WantedFrontend, winner: Claim) -> None:
+    def _report_lost(self, want: WantedFrontend, winner: FrontendClaim) -> None:
         service = self._service
-        reason = winner.reason_against(Claim.of(service, want.type))
+        reason = winner.reason_against(FrontendClaim.of(service, want.type))
         problem = f"{want.frontend.with_protocol()} is {reason}"
         self._report(path_text(want.field), problem, "the other frontends stay")
         self.contests.append(Contest(want.frontend, service.key, winner.key, self.messages[-1]))

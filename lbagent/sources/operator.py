@@ -1,7 +1,7 @@
 """The operator as a source: `backend set-state` writes a BackendState that survives restarts of the agent.
 
-One JSON file in the state directory, replaced whole: written, synced, renamed. What cannot be written is not done. The file has
-the drains of backends beside their states, so that a drain and the state that it sets begin and end together.
+One JSON file in the state directory, replaced whole: written, synced, renamed. A change that cannot be written does not happen.
+The file has the drains of backends beside their states, so that a drain and the state that it sets begin and end together.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _ORIGIN = Origin(source=OPERATOR)
 
 
 class KeptDrain(Struct, frozen=True, kw_only=True, gc=False, rename="camel"):
-    """The drain of a backend as the file has it. Times are seconds since the epoch."""
+    """The drain of a backend as stored in the file. Times are seconds since the epoch."""
 
     address: str  # ADDRESS:PORT/PROTOCOL
     since: float
     deadline: float
     flows_at_start: int = -1  # -1: not counted yet
-    result: str = ""  # drained, timed-out; '' while it goes on
+    result: str = ""  # drained, timed-out; '' while it continues
     flows_at_end: int = 0
     ended: float = 0.0
 
@@ -55,10 +55,10 @@ class OperatorSource:
     remedy, held, distrust = "", 0, None
 
     def __init__(self, state_dir: str) -> None:
-        """Read the states that were set before; `problems` names a file that cannot be read, and the next write puts it aside."""
+        """Read the stored states; `problems` reports a file that cannot be read, which the next write renames."""
         self.synced = asyncio.Event()
         self._path = os.path.join(state_dir, FILE)
-        self._overrides: dict[str, StateOverride] = {}  # by what they are about, which is their name too
+        self._overrides: dict[str, StateOverride] = {}  # by their subject, which is also their name
         self._drains: dict[str, KeptDrain] = {}  # by address
         self._problems: list[Message] = []
         self._on_change: OnChange | None = None
@@ -71,14 +71,14 @@ class OperatorSource:
         return ObjectSnapshot(backend_states=dict(self._overrides))
 
     def problems(self) -> Sequence[Message]:
-        """Return what is wrong with the file."""
+        """Return the problem of the file."""
         return self._problems
 
     def resume(self) -> None:
         """Do nothing: the file has been read."""
 
     async def run(self, on_change: OnChange) -> None:
-        """Give the states that were set before; `set_states` gives later changes."""
+        """Report the stored states; `set_states` reports later changes."""
         self._on_change = on_change
         MessageLog(logging.getLogger(__name__), "saved backend states refused").update(self._problems)
         on_change(initial_changes(self.snapshot()))
@@ -95,7 +95,7 @@ class OperatorSource:
         """The drains of backends by address, also those that have ended."""
         return self._drains
 
-    def knows(self, subject: str) -> bool:
+    def has_state(self, subject: str) -> bool:
         """Return whether a state is set for `ADDRESS:PORT/PROTOCOL` or `pod/NAMESPACE/NAME`."""
         return subject in self._overrides
 
@@ -113,13 +113,13 @@ class OperatorSource:
         backends_of_pods: Iterable[L3n4Addr] = (),
         drains: Iterable[KeptDrain] = (),
     ) -> None:
-        """Set and remember the state of backends, and begin `drains`: all or none. Raises LbError when it cannot be written.
+        """Set and store the state of backends, and begin `drains`: all or none. Raises LbError if it cannot be written.
 
-        ACTIVE is remembered too: it beats what a manifest says. `pods` are keys of Pods, whose backends of now and later are
-        meant; states set before for single `backends_of_pods` are forgotten, so that the newer one of the Pod holds.
-        A state that is set again keeps the time since when it is set. Any state but maintenance ends the drains of the backends.
+        ACTIVE is stored, too: it takes precedence over a manifest. `pods` are keys of Pods, with their current and later
+        backends; earlier states of single `backends_of_pods` are removed, so that the newer one of the Pod applies. A state that
+        is set again keeps its time. Any state except maintenance ends the drains of the backends.
         """
-        now = float(int(time.time()))  # whole seconds, as they are written
+        now = float(int(time.time()))  # whole seconds, as in the file
         addresses, backends_of_pods = list(addresses), list(backends_of_pods)
         given = [StateOverride(each.with_protocol(), each, state, _ORIGIN, created=now) for each in addresses]
         given += [StateOverride(pod_reference(pod), None, state, _ORIGIN, pod=pod, created=now) for pod in pods]
@@ -134,7 +134,7 @@ class OperatorSource:
             )
 
     async def update_drains(self, drains: Iterable[KeptDrain], forgotten: Collection[str] = ()) -> None:
-        """Remember what became of drains, except those that were cancelled, begun again or prolonged meanwhile. Raises LbError."""
+        """Store the results of drains, except of those that were cancelled, restarted or prolonged meanwhile. Raises LbError."""
         async with self._lock:
             known = self._drains
             new = {each.address: each for each in drains if _is_same(known.get(each.address), each)}
@@ -147,9 +147,9 @@ class OperatorSource:
         return old if old is not None and old.state is new.state else new
 
     async def forget(self, addresses: Iterable[L3n4Addr], pods: Iterable[str] = ()) -> list[str]:
-        """Forget the states of single backends and of Pods, and their drains; return which were set or drained.
+        """Remove the states of single backends and of Pods, and their drains; return which were set or drained.
 
-        Raises LbError when it cannot be written.
+        Raises LbError if it cannot be written.
         """
         asked = {each.with_protocol() for each in addresses} | {pod_reference(pod) for pod in pods}
         async with self._lock:
@@ -205,12 +205,12 @@ class OperatorSource:
 
     def _read_drains(self, text: str) -> None:
         if text.lstrip()[:1] != "{":
-            return  # YAML, written by hand: it has states alone
+            return  # YAML, written by hand: it has only states
         try:
             found = msgspec.json.decode(text, type=_DrainsOfList).drains
             self._drains = {L3n4Addr.parse(each.address).with_protocol(): each for each in found}
         except DECODING_ERRORS as error:
-            problem, kept = f"drains: {decoding_problem(error)}", "no drain goes on; the states that drains set hold"
+            problem, kept = f"drains: {decoding_problem(error)}", "no drain continues; the states that drains set stay"
             self._problems.append(Message(problem, kept, file=self._path))
 
 

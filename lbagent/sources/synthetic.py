@@ -1,4 +1,4 @@
-"""Services out of nothing, for benchmarks: `--synthetic SERVICES:BACKENDS`."""
+"""Generated Services, for benchmarks: `--synthetic SERVICES:BACKENDS`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parse_synthetic(text: str) -> tuple[int, int]:
 class SyntheticSource:
     """ClusterIP Services synthetic/svc-N on 10.96.0.1 and up, port 80, with backends on 10.128.0.1 and up, port 8080.
 
-    `change` takes the last backend of a Service away, or puts it back: a single change to measure.
+    `change` removes the last backend of a Service, or adds it again: a single change to measure.
     """
 
     name = SOURCE
@@ -63,21 +63,21 @@ class SyntheticSource:
         return ObjectSnapshot(services=dict(self._services), slices=dict(self._slices))
 
     def problems(self) -> Sequence[Message]:
-        """Return nothing: there is nothing to go wrong."""
+        """Return nothing: there are no problems."""
         return ()
 
     def resume(self) -> None:
-        """Do nothing: the same objects are made anew."""
+        """Do nothing: the same objects are generated again."""
 
     async def run(self, on_change: OnChange) -> None:
-        """Give all of them once; `change` gives the rest."""
+        """Report all of them once; `change` reports the rest."""
         self._on_change = on_change
         on_change(initial_changes(self.snapshot()))
         self.synced.set()
         await asyncio.Event().wait()
 
     def change(self, number: int) -> ObjectChange:
-        """Take away or put back the last backend of Service `number`, and report the change."""
+        """Remove or add the last backend of Service `number`, and report the change."""
         key = f"synthetic/svc-{number}"
         old = self._slices[key]
         new = _slice(number, self._backends - (len(old.endpoints) == self._backends), self._backends)

@@ -1,4 +1,4 @@
-"""What could not be written: what was there before keeps serving, and it is tried again with growing pauses."""
+"""Failed writes: the earlier entries continue to serve, and the write is retried with growing pauses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from lbagent.model.address import L3n4Addr
 from lbagent.sync.backoff import Failure, delays, failed_again
 
 log = logging.getLogger(__name__)
-MAX_LOGGED = 20  # failing frontends named one by one in a pass
+MAX_LOGGED = 20  # failing frontends that are logged one by one in a pass
 
 
 class Failures:
-    """Failing frontends, and what fails and belongs to no frontend (`general`)."""
+    """Failing frontends, and failures that belong to no frontend (`general`)."""
 
     def __init__(self) -> None:
         self.frontends: dict[L3n4Addr, Failure] = {}
@@ -22,7 +22,7 @@ class Failures:
         self.count = 0  # errors so far
 
     def retry_at(self) -> float | None:
-        """Return when something must be tried again; None when nothing fails."""
+        """Return the time of the next retry; None if nothing fails."""
         times = [failure.retry_at for failure in self.frontends.values()]
         if self.general:
             times.append(self.general.retry_at)
@@ -33,17 +33,17 @@ class Failures:
         return {frontend for frontend, failure in self.frontends.items() if failure.retry_at > now}
 
     def retry_now(self, frontends: Iterable[L3n4Addr], now: float) -> None:
-        """Have failing frontends tried again at once: what they wait for is there."""
+        """Retry failing frontends at once: the cause may be gone."""
         for frontend in frontends:
             self.frontends[frontend].retry_at = now
 
     def written(self, frontends: Iterable[L3n4Addr]) -> None:
-        """Forget the failures of frontends that were written, or are no longer asked for."""
+        """Forget the failures of frontends that were written, or are no longer wanted."""
         for frontend in frontends:
             self.frontends.pop(frontend, None)
 
     def failed(self, errors: Iterable[tuple[L3n4Addr, LbError]], now: float) -> None:
-        """Note frontends that could not be written; a failure is logged when it differs from the one before."""
+        """Record frontends that could not be written; a failure is logged if it differs from the one before."""
         for number, (frontend, error) in enumerate(errors):
             before = self.frontends.get(frontend)
             failure = self.frontends[frontend] = failed_again(before, error, now, delays)
@@ -59,7 +59,7 @@ class Failures:
                 )
 
     def failed_in_general(self, errors: Sequence[LbError], now: float) -> None:
-        """Note what failed beside single frontends in a pass; without errors, that nothing did."""
+        """Record the failures of a pass beside single frontends; without errors, that there were none."""
         before, self.general = self.general, None
         if not errors:
             return

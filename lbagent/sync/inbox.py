@@ -1,4 +1,4 @@
-"""What the sources report while the loop waits or is in the middle of a pass, kept until the next pass takes it."""
+"""Changes that the sources report while the loop waits or makes a pass, kept until the next pass takes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lbagent.objects.store import Store
 
 
 class SourceCounts(Struct):
-    """What a source has given."""
+    """The input of one source."""
 
     objects: int = 0
     generation: int = 0
@@ -28,7 +28,7 @@ class Inbox:
         self._pending: list[ObjectChange] = []
         self._wake = asyncio.Event()
         self._requested = 0  # requests so far
-        self._resolved = 0  # requests that a pass has answered
+        self._resolved = 0  # requests that a pass has served
         self._progress = asyncio.Condition()
 
     def feed(self, source: Source) -> Callable[[Sequence[ObjectChange]], None]:
@@ -44,28 +44,28 @@ class Inbox:
         return changed
 
     def request(self) -> None:
-        """Ask for a pass, with or without changes."""
+        """Request a pass, with or without changes."""
         self._requested += 1
         self._wake.set()
 
     async def requests(self) -> None:
-        """Return when a pass was asked for."""
+        """Return when a pass was requested."""
         await self._wake.wait()
 
     def take(self) -> tuple[int, list[ObjectChange]]:
-        """Return the changes since the last call, and the number to `finish` when the targets have them."""
+        """Return the changes since the last call, and the number for `finish` once the targets have them."""
         self._wake.clear()
         pending, self._pending = self._pending, []
         return self._requested, pending
 
     async def finish(self, number: int) -> None:
-        """Say that the pass that took these changes is over."""
+        """Record that the pass that took these changes is over."""
         async with self._progress:
             self._resolved = number
             self._progress.notify_all()
 
     async def settled(self) -> None:
-        """Return when everything reported so far was handed to the targets."""
+        """Return when everything reported so far was given to the targets."""
         wanted = self._requested
         async with self._progress:
             await self._progress.wait_for(lambda: self._resolved >= wanted)

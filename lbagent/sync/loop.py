@@ -1,7 +1,7 @@
-"""The loop: sources -> inbox -> resolve -> State, handed to each target that makes it true.
+"""The loop: sources -> inbox -> resolve -> State, given to each target, which applies it.
 
-Nothing is handed over before every source has given its first full list. Each target has a task of its own (runner.py): the
-loop waits for none of them. A lone change is resolved at once, a storm of changes in steps between which other tasks run.
+No State is made before every source has reported its first full list. Each target has a task of its own (runner.py): the loop
+waits for none of them. A single change is resolved at once, a burst of changes in steps between which other tasks run.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ log = logging.getLogger(__name__)
 
 
 class SyncLoop:
-    """Owner of the objects and of what they mean. What is reported during a pass is taken up by the next one."""
+    """Owner of the objects and their Resolver. The next pass takes the changes that are reported during a pass."""
 
     def __init__(self, resolver: Resolver, sources: Sequence[Source], targets: Sequence[Target]) -> None:
         self.inbox = Inbox(sources)
         self.runners = [TargetRunner(target) for target in targets]
-        self.state = State()  # what the objects mean, without ids; its generation never repeats
-        self.messages: tuple[Message, ...] = ()  # what is wrong with the objects together
+        self.state = State()  # the result of all objects, without ids; its generation never repeats
+        self.messages: tuple[Message, ...] = ()  # problems between the objects
         self.contests: tuple[Contest, ...] = ()  # claims to frontends that another Service has
         self.waiting = ""  # why nothing was resolved yet
         self.on_messages: Callable[[Sequence[Message]], None] = lambda _messages: None  # called when they change
         self.on_objects: Callable[[], None] = lambda: (
             None
-        )  # called after each pass: objects or their sources may have changed
+        )  # called after each pass, as objects or their sources may have changed
         self.on_owners: Callable[[], None] = lambda: None  # called when `owned_frontends` has changed
         self._owners_version = -1
         self._resolver = resolver
@@ -60,20 +60,20 @@ class SyncLoop:
         self._sources = sources
         self._message_log = MessageLog(log, "object refused")
 
-    def overrides_that_hold(self) -> Overrides:
-        """Return which BackendStates hold on this node."""
-        return self._resolver.overrides_that_hold()
+    def effective_overrides(self) -> Overrides:
+        """Return the effective BackendStates of this node."""
+        return self._resolver.effective_overrides()
 
     def local_node(self) -> LocalNode:
-        """Return what is known of this node."""
+        """Return the facts about this node."""
         return self._resolver.local_node()
 
     def owned_frontends(self) -> OwnedFrontends:
-        """Return who has which frontend."""
+        """Return the owner of each frontend."""
         return self._resolver.owned_frontends()
 
     def replace_resolver(self, resolver: Resolver) -> None:
-        """Resolve by other options from now on (SIGHUP)."""
+        """Resolve with new options from now on (SIGHUP)."""
         self._next_resolver = resolver
         self.inbox.request()
 
@@ -85,7 +85,7 @@ class SyncLoop:
                 await runner.settled()
 
     async def run(self) -> None:
-        """Resolve for ever, and keep the targets running."""
+        """Resolve without end, and keep the targets running."""
         for source in self._sources:
             self.waiting = f"waiting for the first list of {source.name}"
             await source.synced.wait()
@@ -127,7 +127,7 @@ class SyncLoop:
         await self.inbox.finish(number)
 
     def _update_resolver(self, changes: Sequence[ObjectChange]) -> None:
-        """Give the resolver what changed, and the backends with entries that it has not named itself."""
+        """Give the resolver the changes, and the backends that have entries from earlier."""
         restored = frozenset().union(*[runner.target.restored_backends() for runner in self.runners])
         if self._next_resolver is not None:
             restored = restored.union(self.state.backends)
@@ -140,10 +140,10 @@ class SyncLoop:
         self._resolver.set_restored_backends(restored)
 
     def _find_provenance(self) -> Provenance | None:
-        """Return which sources the objects come from; None where it does not matter.
+        """Return which sources the objects come from; None if no target needs it.
 
-        It matters from the first untrusted source on, while a target retains. In this moment, between two awaits, the Store
-        holds just what the resolver was given.
+        It is needed from the first untrusted source on, while a target retains. At this point, between two awaits, the Store has
+        exactly the objects that the resolver was given.
         """
         untrusted = tuple(source.name for source in self._sources if not source.trusted)
         if not (untrusted or self._provenance) or not any(runner.target.retains for runner in self.runners):
@@ -160,13 +160,13 @@ class SyncLoop:
         )
 
     def _find_facts(self) -> ObjectFacts | None:
-        """Return what the objects hold and the State does not, where a target needs it; the node's own addresses come later."""
+        """Return the facts of the objects that the State lacks, if a target needs them; own addresses are added later."""
         if not any(runner.target.needs_facts for runner in self.runners):
             return None
         return ObjectFacts((), *self.inbox.store.facts())
 
     def _adopt(self, resolution: Resolution) -> None:
-        """Number a State, over every resolver, and log what is newly wrong with the objects together."""
+        """Number a State, over every resolver, and log new problems between the objects."""
         if resolution is self._resolution:
             return
         self._resolution = resolution

@@ -1,4 +1,4 @@
-"""Pauses between passes: as long as the pass took, so that the event loop and the machine have air in a storm of changes."""
+"""Pauses between passes: as long as the pass took. This limits the load of the event loop and the machine in a burst of changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_PAUSE_S = 0.2
 
 
 class Pacer:
-    """Holds back a pass that is asked for too soon after the last one. A lone change costs no timer."""
+    """Delays a pass that is requested too soon after the last one. A single change costs no timer."""
 
     def __init__(self) -> None:
         self._not_before = 0.0  # of the monotonic clock
@@ -21,6 +21,6 @@ class Pacer:
             await asyncio.sleep(left)
 
     def passed(self, began: float) -> None:
-        """Note that a pass ends now; it began at this time of the monotonic clock."""
+        """Record that a pass ends now; it began at this time of the monotonic clock."""
         now = time.monotonic()
         self._not_before = now + min(now - began, MAX_PAUSE_S)

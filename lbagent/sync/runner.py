@@ -1,4 +1,4 @@
-"""Runs one target: it gets the latest State when it is free, and is called again when it failed or asks for it."""
+"""Runs one target: it gets the latest State when it is free, and is called again after a failure or on its request."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 
 class TargetRunner:
-    """Calls `reconcile` of one target, once at a time. A State that is followed by another before its turn is left out."""
+    """Calls `reconcile` of one target, one call at a time. A State that is replaced by another one before its turn is skipped."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.failure: Failure | None = None  # the last pass failed as a whole
-        self.pending_since: float | None = None  # of the monotonic clock: since when a State waits that is not in force
+        self.pending_since: float | None = None  # of the monotonic clock: since when a State waits to be put in force
         self.failures = 0  # passes that failed as a whole
         self.applied_s = 0.0  # what the last pass took that did not fail
         self.in_force_at = 0.0  # when the last one was, seconds since the epoch
@@ -36,7 +36,7 @@ class TargetRunner:
 
     @property
     def error(self) -> str:
-        """What failed last, '' when nothing fails now."""
+        """The last failure, '' if nothing fails now."""
         if self.failure:
             return str(self.failure.error)
         return self.target.error or next((str(failure.error) for failure in self.target.failing.values()), "")
@@ -48,11 +48,11 @@ class TargetRunner:
 
     @property
     def in_sync(self) -> bool:
-        """Whether the latest State is in force, whole."""
+        """Whether the latest State is completely in force."""
         return self.target.ready.is_set() and not (self.error or self.target.wake.is_set() or self._begun > self._ended)
 
     def set_desired(self, desired: Desired) -> None:
-        """Replace the State to be made true."""
+        """Replace the State to be applied."""
         self._desired = desired
         if self.pending_since is None:
             self.pending_since = time.monotonic()
@@ -60,7 +60,7 @@ class TargetRunner:
         self.target.wake.set()
 
     async def run(self) -> None:
-        """Reconcile for ever, from the first State on."""
+        """Reconcile without end, from the first State on."""
         await self._has_desired.wait()
         while True:
             await self._next()
@@ -73,7 +73,7 @@ class TargetRunner:
             self._pacer.passed(began)
 
     async def settled(self) -> None:
-        """Return when everything handed over so far is in force, or failing."""
+        """Return when every State given so far is in force, or failing."""
         wanted = self._begun + self.target.wake.is_set()
         async with self._progress:
             await self._progress.wait_for(lambda: self.failure or self._ended >= wanted)

@@ -1,7 +1,7 @@
 """When changes were queued and when they were in force, as kube-proxy measures it: counts, pauses, and the latency of its SLI.
 
-The latency of an EndpointSlice counts from the time that its controller noted (endpoints.kubernetes.io/last-change-trigger-time)
-until the maps have it. Source: kube-proxy's endpointslice change tracker, network_programming_latency.md (behaviour).
+The latency of an EndpointSlice is the time from its annotation (endpoints.kubernetes.io/last-change-trigger-time) until the maps
+have it. Source: kube-proxy's endpointslice change tracker, network_programming_latency.md (behaviour).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DURATION_BOUNDS_S = tuple(0.001 * 2**power for power in range(15))
 
 
 class SyncRecord:
-    """What was queued and is in force. `changes` and `pending` count by kind of object; times are seconds since the epoch."""
+    """Queued and applied changes. `changes` and `pending` count by kind of object; times are seconds since the epoch."""
 
     def __init__(self) -> None:
         self.programming = Histogram(LATENCY_BOUNDS_S)
@@ -33,7 +33,7 @@ class SyncRecord:
         self._waiting: list[tuple[int, Counter[str], list[float]]] = []  # generation, changes by kind, trigger times
 
     def queued(self, changes: Sequence[ObjectChange], generation: int | None) -> None:
-        """Note the changes that a pass took: those of a new State with this generation; None: they mean nothing new."""
+        """Record the changes that a pass took: those of a new State with this generation; None: they changed no State."""
         if not changes:
             return
         kinds = Counter(change.kind for change in changes)
@@ -42,13 +42,13 @@ class SyncRecord:
         if generation is not None:
             self.pending += kinds
             times = [change.triggered_at for change in changes if change.triggered_at > self._started_at]
-            if len(self._waiting) >= MAX_WAITING:  # nothing is in force for long: the last ones count as one
+            if len(self._waiting) >= MAX_WAITING:  # no State was applied for long: the last ones count as one
                 _, before, earlier = self._waiting.pop()
                 kinds, times = kinds + before, (earlier + times)[:MAX_TIMES]
             self._waiting.append((generation, kinds, times))
 
     def in_force(self, generation: int, duration_s: float) -> None:
-        """Note that a State, and all before it, are in force, after a pass of `duration_s`."""
+        """Record that a State, and all before it, are in force, after a pass of `duration_s`."""
         self.synced_at = now = time.time()
         self.durations.observe(duration_s)
         left = []

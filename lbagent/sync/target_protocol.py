@@ -1,14 +1,13 @@
-"""Target: what makes a State true somewhere: in the maps of the programs, in nftables, in a file.
+"""Target: applies a State: to the maps of the programs, to nftables, to a file.
 
-The loop (sync/loop.py) uses targets by this module alone. Each target runs in a task of its own (sync/runner.py): one that
-fails is tried again with growing pauses, one that is slow is given the latest State when it is free, and neither holds up
-another. What else a data plane has, the agent uses by targets/data_plane.py; how to add one: docs/architecture.md.
+The loop (sync/loop.py) uses targets only by this module. Each target runs in a task of its own (sync/runner.py): a failed one is
+retried with growing pauses, a slow one gets the latest State when it is free, and neither delays another. targets/data_plane.py
+has the rest of a data plane's interface; how to add one: docs/architecture.md.
 """
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
@@ -21,12 +20,12 @@ from lbagent.sync.backoff import Failure
 
 
 class Provenance(Struct, frozen=True):
-    """Which sources the objects behind a State come from: for a target that keeps entries of an earlier agent.
+    """The sources of the objects of a State: for a target that keeps entries of an earlier agent.
 
-    `untrusted` are the sources whose last list was not good; `services_of_unlisted` are the keys of the Services (and Pods) of
-    which those hold a part that gave no whole list yet, `services_with_endpoints` those whose endpoints any source names.
-    `remembered_services` are the keys of the Services (and Pods), and `remembered_endpoints` of those with endpoints, that only
-    sources hold which remember them of an earlier agent. `overrides` are the states set by the operator and by health checks.
+    `untrusted` are the sources whose last list was not good; `services_of_unlisted` are the keys of the Services (and Pods) with
+    a part in a source without a whole list yet, `services_with_endpoints` those with an endpoint object in any source.
+    `remembered_services` are the keys of the Services (and Pods), and `remembered_endpoints` of those with endpoints, that are
+    only in sources which stored them for an earlier agent. `overrides` are the states set by the operator and by health checks.
     """
 
     untrusted: tuple[str, ...]
@@ -38,7 +37,7 @@ class Provenance(Struct, frozen=True):
 
 
 class ObjectFacts(Struct, frozen=True):
-    """What a target may need of the objects and no State has."""
+    """Facts of the objects that a target may need and no State has."""
 
     node_addresses: tuple[bytes, ...] = ()  # of this node: those that NodePorts have
     addresses_of_nodes: frozenset[bytes] = frozenset()  # of every node of the cluster
@@ -48,10 +47,10 @@ class ObjectFacts(Struct, frozen=True):
 
 
 class Desired(Struct, frozen=True):
-    """What a target makes true: a State without ids.
+    """The input of a target: a State without ids.
 
-    `provenance` is given from the first untrusted source on, while a target retains: also when all are trusted again.
-    `facts` are given while a target needs them.
+    `provenance` is set from the first untrusted source on, while a target retains, also if all are trusted again. `facts` are set
+    while a target needs them.
     """
 
     state: State
@@ -60,9 +59,9 @@ class Desired(Struct, frozen=True):
 
 
 class Target(Protocol):
-    """One place where the State is made true. All of it runs in the agent's event loop."""
+    """One place to which States are applied. All of it runs in the agent's event loop."""
 
-    name: str  # one word, as `lbagent status` shows it
+    name: str  # one word, for `lbagent status`
     ready: asyncio.Event  # set when the first full State is in force, never cleared
     wake: asyncio.Event  # the target sets it to have `reconcile` called again, with the State given last
     needs_facts: bool  # `Desired.facts` is given
@@ -77,64 +76,29 @@ class Target(Protocol):
 
     @property
     def failing(self) -> Mapping[L3n4Addr, Failure]:
-        """Frontends that could not be written, and when each is tried again."""
+        """Frontends that could not be written, and when each is retried."""
 
     @property
     def error(self) -> str:
-        """What failed last beside single frontends; '' when nothing did."""
+        """The last failure beside single frontends; '' if there is none."""
 
     def retry_at(self) -> float | None:
-        """Return when `reconcile` must be called again though nothing changed (monotonic seconds); None: not at all."""
+        """Return when `reconcile` must be called again without a change (monotonic seconds); None: not at all."""
 
     @property
     def retains(self) -> bool:
-        """Whether it holds entries of an earlier agent that no State has replaced yet: then it is given the provenance."""
+        """Whether it holds entries of an earlier agent that no State has replaced yet: then it gets the provenance."""
 
     def restored_backends(self) -> Collection[L3n4Addr]:
-        """Return the backends of an earlier agent that it has entries for: an endpoint with an entry keeps it."""
+        """Return the backends with entries of an earlier agent: an endpoint with an entry keeps it."""
 
     async def reconcile(self, desired: Desired) -> None:
-        """Make the State true. Never called twice at a time.
+        """Apply the State. Never called twice at a time.
 
-        Let other tasks run in between (model/cooperative.py). What fails for single frontends is in `failing` and
-        `retry_at`; LbError and OSError mean that all failed: they are logged and tried again with growing pauses. Anything
-        else is a defect and ends the agent; what is in force goes on serving.
+        It lets other tasks run in between (model/cooperative.py). Failures of single frontends are in `failing` and `retry_at`;
+        LbError and OSError mean that all failed: they are logged and retried with growing pauses. Any other exception is a defect
+        and ends the agent; entries in force continue to serve.
         """
 
     async def watch(self) -> None:
-        """Follow for ever what may make the target untrue from outside (drift), and set `wake`; or return at once."""
-
-
-class SnapshotTarget(ABC):
-    """A target that writes each State as a whole: what its `write` raises is all that can fail. Subclasses give `write`."""
-
-    needs_facts = False
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.ready = asyncio.Event()
-        self.wake = asyncio.Event()
-        self.generation = 0
-        self.waiting, self.error, self.retains = "", "", False
-        self.failing: Mapping[L3n4Addr, Failure] = {}
-
-    @abstractmethod
-    async def write(self, state: State) -> None:
-        """Put a State in force, in place of the one before. Raises LbError, OSError: it is called again."""
-
-    async def reconcile(self, desired: Desired) -> None:
-        """Write the State."""
-        await self.write(desired.state)
-        self.generation = desired.state.generation
-        self.ready.set()
-
-    async def watch(self) -> None:  # noqa: B027 - most targets need none
-        """Nothing changes it from outside."""
-
-    def retry_at(self) -> float | None:
-        """Leave retries to the runner."""
-        return None
-
-    def restored_backends(self) -> Collection[L3n4Addr]:
-        """Hold nothing from before."""
-        return ()
+        """Detect outside changes (drift) without end, and set `wake`; or return at once."""

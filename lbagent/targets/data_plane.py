@@ -69,7 +69,7 @@ class Flow(Struct, frozen=True, gc=False):
     snat_port: int = 0
 
 
-class BackendWay(NamedTuple):
+class EgressPath(NamedTuple):
     """How packets get to a backend: BackendRow's fields `way`, `device` and `way_reason`."""
 
     way: str = ""
@@ -77,7 +77,7 @@ class BackendWay(NamedTuple):
     reason: str = ""
 
 
-WayOf = Callable[[Backend], BackendWay]
+EgressOf = Callable[[Backend], EgressPath]
 
 
 class DeviceStatus(Struct):
@@ -129,7 +129,7 @@ class Counters(Struct, frozen=True, kw_only=True):
     live_flows: Mapping[int, int] = {}  # by id of a backend, when they were counted last
     send_errors: Mapping[str, int] = {}  # by device: frames that it did not take
     snat_ports: int = 0  # of each remote backend, with each source address
-    snat_addresses: Mapping[Family, int] = {}  # further source addresses that the node has
+    snat_addresses: Mapping[Family, int] = {}  # extra SNAT addresses that the node has
     snat_reclaimed: int = 0  # SNAT ports that new flows took from flows that were not established
 
 
@@ -248,7 +248,7 @@ class DataPlane(ServedState, Protocol):
     def devices_attached(self) -> dict[str, bool]:
         """Return whether each device takes traffic, by name."""
 
-    def ways(self) -> WayOf:
+    def egress_paths(self) -> EgressOf:
         """Return a function that returns, as of now, how packets get to a backend."""
 
     def counters(self, *, backends: bool = True) -> Counters:

@@ -24,9 +24,10 @@ from lbagent.sync.backoff import Failure
 from lbagent.sync.failures import Failures
 from lbagent.sync.target_protocol import Desired
 from lbagent.targets.data_plane import (
-    BackendWay,
     Counters,
     Counts,
+    EgressOf,
+    EgressPath,
     Feature,
     Flow,
     FlowCounts,
@@ -34,7 +35,6 @@ from lbagent.targets.data_plane import (
     OnNetwork,
     PlaneStatus,
     Usage,
-    WayOf,
 )
 
 
@@ -191,14 +191,14 @@ class PlainPlane:
         """Nothing is attached."""
         return {}
 
-    def ways(self) -> WayOf:
+    def egress_paths(self) -> EgressOf:
         """No packet is sent."""
 
-        def way_of(backend: Backend) -> BackendWay:
+        def egress_of(backend: Backend) -> EgressPath:
             del backend
-            return BackendWay()
+            return EgressPath()
 
-        return way_of
+        return egress_of
 
     def counters(self, *, backends: bool = True) -> Counters:
         """Nothing is counted."""

@@ -1,5 +1,5 @@
 """Test support: the tests that every provider plug-in runs (`provider.py`), and helpers of lbagent's own tests and benchmarks.
 
-`bpf_test_run.py` runs a program on one packet, `faulty_maps.py` fails writes to maps. Import the modules; the package lbagent never
-imports them, so that an agent does not load them.
+`bpf_test_run.py` runs a program on one packet, `faulty_maps.py` fails writes to maps, `snapshot_target.py` is a target of the sync
+loop. Import the modules. The package lbagent never imports them, so an agent does not load them.
 """

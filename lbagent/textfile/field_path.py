@@ -1,8 +1,8 @@
-"""Where in a Kubernetes object a value stands: `spec.ports[1].port`, as messages write it."""
+"""The path of a value in a Kubernetes object: `spec.ports[1].port`, as in messages."""
 
 from __future__ import annotations
 
-FieldPath = tuple[str | int, ...]  # keys of mappings and 0-based places in lists, from the outermost in
+FieldPath = tuple[str | int, ...]  # keys of mappings and 0-based places in lists, from the outside to the inside
 
 
 def path_text(path: FieldPath) -> str:

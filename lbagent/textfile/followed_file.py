@@ -1,4 +1,4 @@
-"""A file that is read once, and again when it changes. A ConfigMap of a Pod changes by another link."""
+"""A file that is read once, and again after each change. A ConfigMap of a Pod changes by a new link."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ MAX_BYTES = 4 << 20
 
 
 class FollowedFile:
-    """The text of the file as it was good last; None without a file."""
+    """The last good text of the file; None without a file."""
 
     def __init__(self, path: str) -> None:
-        """Raises ConfigError when the file cannot be read."""
+        """Raises ConfigError if the file cannot be read."""
         self.path = path
         self.text = read_text_of(path)
 
     async def follow(self, use: Callable[[str], None]) -> None:
-        """Give each other text of the file to `use`, until cancelled. What that refuses is said, and changes nothing."""
+        """Pass each new text of the file to `use`, until cancelled. A text that it rejects is logged, and changes nothing."""
         seen: str | ConfigError | None = self.text
         while self.path:
             await asyncio.sleep(FILE_POLL_INTERVAL_S)

@@ -12,7 +12,7 @@ MAX_BYTES = 64 << 20  # of one file: some 50,000 Services of 10 endpoints; parse
 
 
 class UnreadableManifest(Exception):
-    """The text as a whole is no manifest; `message` says where and why, without what was kept."""
+    """The text as a whole is no manifest; `message` has place and reason, without what was kept."""
 
     def __init__(self, message: Message) -> None:
         super().__init__(str(message))
@@ -20,7 +20,7 @@ class UnreadableManifest(Exception):
 
 
 def read_text(path: str, *, any_file: bool = False) -> str:
-    """Return the text of a file. Raises UnreadableManifest when it cannot be read, is too large or is not UTF-8.
+    """Return the text of a file. Raises UnreadableManifest if it cannot be read, is too large or is not UTF-8.
 
     Only regular files are read, unless `any_file`: a pipe in a watched folder would stop the agent.
     """

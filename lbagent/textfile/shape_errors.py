@@ -1,7 +1,7 @@
-"""What msgspec reports about a value of the wrong shape, as fields.
+"""The errors of msgspec about values of the wrong shape, as fields.
 
-msgspec has no other interface than its English, so this is the one place that reads it; tests/textfile/test_shape_errors.py
-fails when a version of msgspec words it differently.
+msgspec reports these as text only, so this is the one place that parses it; tests/textfile/test_shape_errors.py fails if a
+version of msgspec changes the text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WANTED = re.compile(r"Expected `(?P<types>[^`]+)`")
 
 
 class Fault(Enum):
-    """What is wrong with a value."""
+    """Kinds of errors."""
 
     UNKNOWN_KEY = auto()
     MISSING_KEY = auto()
@@ -32,10 +32,11 @@ class Fault(Enum):
 
 
 class ShapeError(NamedTuple):
-    """A complaint: about the value at `path`, or about a key in it.
+    """An error of the value at `path`, or of a key in it.
 
-    The steps of `path` end at a mapping of free keys, which msgspec does not name; it is () for a key that is no text. `key` is of
-    UNKNOWN_KEY and MISSING_KEY, `types` of WRONG_TYPE: msgspec's words, which value_errors.py takes. `text` is msgspec's sentence.
+    The steps of `path` end at a mapping of free keys, which msgspec does not report; it is () for a key that is no text. `key` is
+    of UNKNOWN_KEY and MISSING_KEY, `types` of WRONG_TYPE: msgspec's words, the input of value_errors.py. `text` is msgspec's
+    message.
     """
 
     fault: Fault

@@ -1,7 +1,7 @@
-"""YAML text to plain values, the way Kubernetes means it, bounded, and able to name the line of a field.
+"""YAML text to plain values, with Kubernetes' rules, within bounds, and with the lines of fields.
 
-PyYAML's own loaders make dates of timestamps and numbers of `10:20`, recurse in C without a limit, and copy without one
-when aliases multiply; so only its event stream (libyaml) is used, which costs half as much as well.
+PyYAML's own loaders make dates of timestamps and numbers of `10:20`, recurse in C without a limit, and copy aliases without a
+limit; so only its event stream (libyaml) is used, which also costs only half.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lbagent.textfile.field_path import FieldPath
 from lbagent.value_errors import tab_problem
 
 MAX_DEPTH = 64  # levels of nesting; Kubernetes objects have about 15
-MAX_COPIES = 1_000_000  # values that the aliases of one file stand for; the rest is bounded by the file's size
+MAX_COPIES = 1_000_000  # values that the aliases of one file expand to; the rest is bounded by the file's size
 
 
 class YamlError(Exception):
@@ -29,7 +29,7 @@ class YamlError(Exception):
 
 
 class Lines(NamedTuple):
-    """Where a value begins (1-based), and the same for what is in it."""
+    """The line where a value begins (1-based), and the same for its parts."""
 
     line: int
     inside: dict[Any, Lines]
@@ -183,7 +183,7 @@ def load_lines(text: str) -> Iterator[Lines]:
 
 
 def find_line(lines: Lines, path: FieldPath) -> int:
-    """Return the line of a field, or of the nearest thing around it that is there."""
+    """Return the line of a field, or of the nearest value around it."""
     for step in path:
         inner = lines.inside.get(step)
         if inner is None:

@@ -30,7 +30,7 @@ from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import SVC, Algorithm, ServiceName, SVCTrafficPolicy, SVCType
 from lbagent.model.state import State
 from lbagent.sources.operator import KeptDrain
-from lbagent.targets.data_plane import BackendWay, FlowCounts, WayOf
+from lbagent.targets.data_plane import EgressOf, EgressPath, FlowCounts
 
 
 def example_state() -> State:
@@ -100,7 +100,7 @@ class Agent:
         self.flows: Mapping[int, int] | None = {1: 5}
         self.flows_age_s = 0.0
         self.set_by: dict[L3n4Addr, SetBy] = {}
-        self.ways: dict[int, BackendWay] = {}  # by backend id
+        self.ways: dict[int, EgressPath] = {}  # by backend id
         self.clusterips_are_reached = False
         self.pieces: Iterable[str] = ["lbagent_ready 1\n", "lbagent_generation 3\n"]
         self.problems: list[str] = []
@@ -150,8 +150,8 @@ class Agent:
     async def count_flows(self) -> FlowCounts:
         return FlowCounts(self.flows, self.flows_age_s)
 
-    def ways_of_backends(self) -> WayOf:
-        return lambda backend: self.ways.get(backend.id, BackendWay())
+    def backend_egress(self) -> EgressOf:
+        return lambda backend: self.ways.get(backend.id, EgressPath())
 
     async def states_set(self) -> Mapping[L3n4Addr, SetBy]:
         return self.set_by
@@ -260,8 +260,8 @@ class _View:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._agent, name)
 
-    def ways(self) -> WayOf:
-        return self._agent.ways_of_backends()
+    def egress_paths(self) -> EgressOf:
+        return self._agent.backend_egress()
 
     def now(self) -> Status:
         return self._agent.status()

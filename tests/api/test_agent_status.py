@@ -7,8 +7,8 @@ import asyncio
 from lbagent.api.agent_status import problems_of_targets, target_status
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.state import State
-from lbagent.sync.target_protocol import SnapshotTarget
 from lbagent.targets.bpf.bpf_target import BpfTarget
+from lbagent.testing.snapshot_target import SnapshotTarget
 from tests.sync.rig import SMALL, FixedPaths, ListSource, endpoints, make_loop, running, service
 
 

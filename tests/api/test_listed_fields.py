@@ -26,7 +26,7 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import run_whole
 from lbagent.model.service import RESTORED
-from lbagent.targets.data_plane import BackendWay, FlowCounts
+from lbagent.targets.data_plane import EgressPath, FlowCounts
 from tests.api.serving import example_state
 
 LISTS = (SERVICES, MEMBERS, BACKENDS, VIPS, PEERS)
@@ -67,7 +67,7 @@ def items(listed: ListedFields[Any]) -> list[Any]:
         set_by = {DNS: SetBy(BackendState.MAINTENANCE, "operator", 1.5)}
         used = run_whole(backends_used(state))
         return list(
-            listed_backends(used, FlowCounts({1: 5}, 2.0), set_by, lambda _: BackendWay("tc", "eth0", "old"), [drain])
+            listed_backends(used, FlowCounts({1: 5}, 2.0), set_by, lambda _: EgressPath("tc", "eth0", "old"), [drain])
         )
     if listed is VIPS:
         return [VipRow("10.0.0.1", "p", "l2", "announced", "n1", ["shop/web"], "")]

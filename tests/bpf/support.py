@@ -1,4 +1,4 @@
-"""What the tests of this folder share: a private bpf file system, the tiny programs, counters."""
+"""Common parts of the tests of this folder: a private bpf file system, the tiny programs, counters."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def tiny(folder: Path, generation: int = 1):
 
 
 def config_record(**options) -> bytes:
-    return program_settings.pack_config(program_settings.Settings(**options), SMALL_SIZES, SEEDS, jiffies.hz())
+    return program_settings.pack_config(program_settings.ProgramSettings(**options), SMALL_SIZES, SEEDS, jiffies.hz())
 
 
 @contextlib.contextmanager
 def mounted_bpffs(folder: Path):
-    """A bpf file system of this test's own, so that nothing of the machine is touched."""
+    """A private bpf file system for this test, so that it changes nothing of the machine."""
     if _libc.mount(b"bpf", os.fsencode(folder), b"bpf", 0, None):
         raise OSError(ctypes.get_errno(), f"mount bpf on {folder}")
     try:

@@ -34,10 +34,10 @@ from lbagent.model.path_info import PathInfo
 from lbagent.model.service import SVC, ServiceName
 from lbagent.model.state import State
 from lbagent.net.snapshot import Link
-from lbagent.sync.target_protocol import SnapshotTarget
 from lbagent.targets.bpf.bpf_target import BpfTarget
 from lbagent.targets.bpf.checks import drop_checks, path_checks
 from lbagent.targets.bpf.send_watch import SendWatch
+from lbagent.testing.snapshot_target import SnapshotTarget
 from tests.agent.conftest import Box, endpoints, service, web
 from tests.agent.test_broken import Patient, detach
 from tests.checks.looking import Look, conditions
@@ -389,7 +389,7 @@ async def a_backend_with_too_many_flows(_: Any) -> Any:
         config=Some(snat_port_range=(1, 1000)),
         follower=Some(network=node_network(), path=lambda _: PathInfo()),
         state=state,
-        further_addresses=lambda _: [],
+        extra_snat_addresses=lambda _: [],
     )
     return await ended(Look("snat-ports-short"), components, lambda: live.update({1: 5}))
 

@@ -80,7 +80,7 @@ def test_a_device_that_is_missing_beside_another_one(netns: Any) -> None:
 def test_a_source_address_that_no_device_has(netns: Any) -> None:
     before = OfflineContext(Config(snat_address=("10.99.0.1",)))
     agent = running(
-        follower=Some(network=network()), further=Some(addresses=lambda: [parse_ip("10.99.0.1")]), config=Config()
+        follower=Some(network=network()), extra_snat=Some(addresses=lambda: [parse_ip("10.99.0.1")]), config=Config()
     )
     assert same("snat-address-missing", before, agent).subject == "10.99.0.1"
 

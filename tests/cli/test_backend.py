@@ -19,7 +19,7 @@ from lbagent.errors import AgentUnreachable, ConfigError
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.sources.operator import KeptDrain
-from lbagent.targets.data_plane import BackendWay
+from lbagent.targets.data_plane import EgressPath
 from tests.api.serving import Agent
 from tests.cli.conftest import Run
 
@@ -51,13 +51,13 @@ def test_list_forms(lb: Run, agent: Agent) -> None:
 
 def test_list_says_which_way_packets_take(lb: Run, agent: Agent) -> None:
     """With -o wide, and by itself as soon as XDP programs leave the packets of one backend to tc."""
-    agent.ways = {1: BackendWay("stack"), 2: BackendWay("xdp", "eth0"), 3: BackendWay("xdp", "eth0")}
+    agent.ways = {1: EgressPath("stack"), 2: EgressPath("xdp", "eth0"), 3: EgressPath("xdp", "eth0")}
     assert "WAY" not in lb("backend", "list").out
     header, *lines = (line.split() for line in lb("backend", "list", "-o", "wide").out.splitlines())
     at = header.index("WAY")
     assert header[at + 1] == "DEVICE"
     assert [line[at : at + 2] for line in lines] == [["stack", "-"], ["xdp", "eth0"], ["xdp", "eth0"], ["-", "-"]]
-    agent.ways[3] = BackendWay("tc", "br0", "a bridge takes no frames from XDP")
+    agent.ways[3] = EgressPath("tc", "br0", "a bridge takes no frames from XDP")
     header, *lines = (line.split() for line in lb("backend", "list").out.splitlines())
     assert "DEVICE" not in header
     assert [line[header.index("WAY")] for line in lines] == ["stack", "xdp", "tc", "-"]

@@ -1,4 +1,4 @@
-"""`--device`: names, patterns, the devices of the default routes, and what is said of those that are not there."""
+"""`--device`: names, patterns, the devices of the default routes, and the messages about missing ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration: where a value comes from, and what is refused with which words."""
+"""The configuration: the origin of a value, and the messages about invalid ones."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_a_bad_flag_and_a_bad_variable_are_named_as_such() -> None:
 
 
 def test_every_fault_is_named_at_once(tmp_path: Path) -> None:
-    """Of the file, the environment and the flags; a line each, in this order, then what the types cannot refuse."""
+    """Of the file, the environment and the flags; a line each, in this order, then checks beyond the types."""
     file = tmp_path / "a.yaml"
     file.write_text(
         "max-backends: 1000\nlog-levle: info\nattach: xpd\ntimeout-new: soon\nattach: tc\nnode-ip: [10.0.0.300]\nreject-rate: -1\n"
@@ -264,7 +264,7 @@ KUBE_PROXYS = {
 
 
 def test_kube_proxys_names_are_those_of_settings_that_mean_the_same() -> None:
-    """Its other time-outs are not: it forgets half closed TCP flows, and UDP flows without a reply, by times of their own."""
+    """Its other time-outs are not: half-closed TCP flows, and UDP flows without a reply, have times of their own."""
     found = {option.other_name: option.field for option in config.options() if option.other_name}
     assert found == {name: field for name, (field, _, _) in KUBE_PROXYS.items()}
 

@@ -1,4 +1,4 @@
-"""More connections to one backend than SNAT ports: further source addresses of the node carry them (--snat-address)."""
+"""More connections to one backend than SNAT ports: extra SNAT addresses of the node carry them (--snat-address)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.lab.netns import wait_for
 pytestmark = pytest.mark.early
 
 PORTS = ("--snat-ports", "2000-2063")
-FIRST, FURTHER, LATE = ("10.77.1.1", "fd77:1::1"), ("10.77.1.77", "fd77:1::77"), ("10.77.1.79", "fd77:1::79")
+FIRST, EXTRA_SNAT, LATE = ("10.77.1.1", "fd77:1::1"), ("10.77.1.77", "fd77:1::77"), ("10.77.1.79", "fd77:1::79")
 EACH = 100  # connections of a family: 64 find a port of the first address, less some that the search misses
 
 
 def options(*addresses: str) -> tuple[str, ...]:
-    """Return the flags of these further addresses."""
+    """Return the flags of these extra SNAT addresses."""
     return tuple(word for address in addresses for word in ("--snat-address", address))
 
 
@@ -71,15 +71,15 @@ def metric(cluster: Cluster, start: str) -> float:
 @pytest.mark.parametrize("attach", ["xdp", "tc"])
 def test_one_backend_has_more_connections_than_ports(fresh: Callable[..., Cluster], attach: str) -> None:
     """All come about, and live on over a restart with more addresses; with one less only those of that one end."""
-    cluster = fresh(attach, *PORTS, *options(*FURTHER))
-    add(cluster, *FURTHER)
+    cluster = fresh(attach, *PORTS, *options(*EXTRA_SNAT))
+    add(cluster, *EXTRA_SNAT)
     cluster.web("b1").write(cluster.folder)
     cluster.agent.start()
     sockets = {vip: connect(cluster, vip, EACH) for vip in WEB}
     for number, vip in enumerate(WEB):
         seen = seen_as(sockets[vip])
         assert len(sockets[vip]) == EACH
-        assert set(seen) == {FIRST[number], FURTHER[number]}
+        assert set(seen) == {FIRST[number], EXTRA_SNAT[number]}
         assert seen[FIRST[number]] <= 64
     wait_for(
         lambda: flows(cluster, "10.77.1.2:8080/TCP") == EACH, "the flows of both addresses"
@@ -92,7 +92,7 @@ def test_one_backend_has_more_connections_than_ports(fresh: Callable[..., Cluste
     cluster.agent.stop()
     add(cluster, *LATE)
     # in another order: those that are there keep their numbers
-    cluster.agent.arguments = [*PORTS, *options(*LATE, *FURTHER)]
+    cluster.agent.arguments = [*PORTS, *options(*LATE, *EXTRA_SNAT)]
     cluster.agent.start()
     assert {vip: seen_as(sockets[vip]) for vip in WEB} == before
     more = connect(cluster, WEB[0], 40)
@@ -109,7 +109,7 @@ def test_one_backend_has_more_connections_than_ports(fresh: Callable[..., Cluste
                 assert traffic.request(sock).split()[1].decode() == FIRST[number]
             except OSError:
                 ended += 1
-        assert ended == before[vip][FURTHER[number]]
+        assert ended == before[vip][EXTRA_SNAT[number]]
     assert cluster.agent.cli("verify", check=False).returncode == 0
     for sock in (*more, *(sock for each in sockets.values() for sock in each)):
         sock.close()
@@ -117,34 +117,34 @@ def test_one_backend_has_more_connections_than_ports(fresh: Callable[..., Cluste
 
 def test_an_address_that_the_node_lacks(fresh: Callable[..., Cluster]) -> None:
     """It is named, and not used until it is there; without it the limit is named with what raises it."""
-    cluster = fresh("xdp", *PORTS, *options(*FURTHER))
-    add(cluster, FURTHER[1])
+    cluster = fresh("xdp", *PORTS, *options(*EXTRA_SNAT))
+    add(cluster, EXTRA_SNAT[1])
     cluster.web("b1").write(cluster.folder)
     cluster.agent.start()
-    name = f"snat-address-missing {FURTHER[0]}"
+    name = f"snat-address-missing {EXTRA_SNAT[0]}"
     assert [each for each in conditions(cluster) if each.startswith("snat-address")] == [name]
     done = cluster.agent.cli("status", check=False)
     assert done.returncode == 1
-    assert f"no device of this node has {FURTHER[0]} (--snat-address): it is not used" in done.stdout
+    assert f"no device of this node has {EXTRA_SNAT[0]} (--snat-address): it is not used" in done.stdout
     first = connect(cluster, WEB[0], 80)
     assert len(first) <= 64
     assert set(seen_as(first)) == {FIRST[0]}
     wait_for(lambda: "snat-ports-short 10.77.1.2:8080/TCP" in conditions(cluster), "the limit in the status", 30)
     assert "--snat-address" in cluster.agent.cli("status", check=False).stdout
-    words = ["doctor", *PORTS, *options(*FURTHER), "--bpffs", str(cluster.lab.bpffs)]
+    words = ["doctor", *PORTS, *options(*EXTRA_SNAT), "--bpffs", str(cluster.lab.bpffs)]
     doctor = cluster.agent.cli(*words, check=False).stdout
-    assert f"no device of this node has {FURTHER[0]} (--snat-address): it is not used" in doctor
-    assert f"--snat-address {FURTHER[1]}: device lan1 has it" in doctor
+    assert f"no device of this node has {EXTRA_SNAT[0]} (--snat-address): it is not used" in doctor
+    assert f"--snat-address {EXTRA_SNAT[1]}: device lan1 has it" in doctor
     assert "backend 10.77.1.2:8080/TCP is short of SNAT ports" in doctor
     assert "add an address to device lan1 and to --snat-address" in doctor
 
-    add(cluster, FURTHER[0])
+    add(cluster, EXTRA_SNAT[0])
     wait_for(lambda: name not in conditions(cluster), "the condition gone")
     more = connect(cluster, WEB[0], 40)
     assert len(more) == 40
-    assert FURTHER[0] in seen_as(more)
+    assert EXTRA_SNAT[0] in seen_as(more)
 
-    add(cluster, FURTHER[0], how="del")
+    add(cluster, EXTRA_SNAT[0], how="del")
     wait_for(lambda: name in conditions(cluster), "the condition back")
     for sock in (*first, *more):
         sock.close()
@@ -153,7 +153,7 @@ def test_an_address_that_the_node_lacks(fresh: Callable[..., Cluster]) -> None:
 def test_a_reload_takes_addresses_over(fresh: Callable[..., Cluster]) -> None:
     """SIGHUP is enough, and no connection notices."""
     cluster = fresh("tc", *PORTS)
-    add(cluster, *FURTHER)
+    add(cluster, *EXTRA_SNAT)
     cluster.web("b1").write(cluster.folder)
     file = cluster.lab.folder / "lbagent.yaml"
     file.write_text("reject-rate: 1000\n")
@@ -161,14 +161,14 @@ def test_a_reload_takes_addresses_over(fresh: Callable[..., Cluster]) -> None:
     cluster.agent.start()
     first = connect(cluster, WEB[0], 80)
     assert len(first) <= 64
-    file.write_text(f"snat-address: [{FURTHER[0]}]\n")
+    file.write_text(f"snat-address: [{EXTRA_SNAT[0]}]\n")
     assert cluster.agent.process is not None
     cluster.agent.process.send_signal(signal.SIGHUP)
     wait_for(lambda: "lbagent_snat_further_addresses" in cluster.agent.api.metrics(), "the metric")
     wait_for(lambda: metric(cluster, 'lbagent_snat_further_addresses{family="ipv4"}') == 1, "the address", 90)
     more = connect(cluster, WEB[0], 40)
     assert len(more) == 40
-    assert FURTHER[0] in seen_as(more)
+    assert EXTRA_SNAT[0] in seen_as(more)
     assert set(seen_as(first)) == {FIRST[0]}
     for sock in (*first, *more):
         sock.close()

@@ -1,4 +1,4 @@
-"""Where the pins go: a bpf file system is mounted where there is none, and never over a folder with files."""
+"""The place of the pins: a bpf file system is mounted if there is none, but never over a folder with files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One error convention: the system call layer raises OSError, and the place that knows the name makes a KernelError of it."""
+"""One error convention: the system call layer raises OSError, and the caller that has the name maps it to a KernelError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel tells of the drivers of devices."""
+"""The kernel's reports about the drivers of devices."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def pair() -> Iterator[tuple[Namespace, Namespace]]:
                 space.delete()
 
 
-def told(node: Namespace) -> dict[int, XdpFeature]:
+def reported(node: Namespace) -> dict[int, XdpFeature]:
     found = node.call(features.xdp_features)
     if not found:
-        pytest.skip("the kernel does not tell (Linux 6.3)")
+        pytest.skip("the kernel does not report it (Linux 6.3)")
     return found
 
 
@@ -39,7 +39,7 @@ def told(node: Namespace) -> dict[int, XdpFeature]:
 def test_a_veth_takes_frames_when_its_other_end_polls(pair: tuple[Namespace, Namespace]) -> None:
     node, peer = pair
     v0, d0 = node.ifindex("v0"), node.ifindex("d0")
-    found = told(node)
+    found = reported(node)
     assert found.keys() == {1, v0, d0}
     assert not found[d0]
     assert not found[v0] & XdpFeature.NDO_XMIT
@@ -47,9 +47,9 @@ def test_a_veth_takes_frames_when_its_other_end_polls(pair: tuple[Namespace, Nam
     assert events is not None
     xdp.attach_pass(peer, "v1")
     time.sleep(0.05)
-    assert events.recv(1 << 16)  # the change is told
+    assert events.recv(1 << 16)  # the change is reported
     drain(events)
     events.close()
-    assert told(node)[v0] & XdpFeature.NDO_XMIT
-    assert node.call(features.xdp_features, v0) == {v0: told(node)[v0]}
+    assert reported(node)[v0] & XdpFeature.NDO_XMIT
+    assert node.call(features.xdp_features, v0) == {v0: reported(node)[v0]}
     assert node.call(features.xdp_features, 9999) == {}

@@ -1,4 +1,4 @@
-"""Which rules drop what conntrack calls invalid: real rulesets, read back from nft in a namespace of its own."""
+"""Rules that drop packets of conntrack's state invalid: real rulesets, read back from nft in a namespace of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instructions are encoded as the kernel reads them, and come apart into what they were made of."""
+"""Instructions are encoded as the kernel reads them, and decoded to the same fields."""
 
 from __future__ import annotations
 

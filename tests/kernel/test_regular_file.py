@@ -1,4 +1,4 @@
-"""Files that are read without waiting: every other kind of file is refused at once, whoever would write to it."""
+"""Files are read without waiting: every other kind of file is rejected at once, also with a writer."""
 
 from __future__ import annotations
 

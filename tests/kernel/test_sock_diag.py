@@ -1,4 +1,4 @@
-"""Connected UDP sockets and TCP sockets: found by their cookies in one network namespace, ended so that their process hears of it."""
+"""Connected UDP sockets and TCP sockets: found by their cookies in one network namespace, ended with an error for their process."""
 
 from __future__ import annotations
 

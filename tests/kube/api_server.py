@@ -1,6 +1,6 @@
 """An API server with the list and watch semantics of Kubernetes, and with faults. Versions, selectors, pages, bookmarks, 410.
 
-It knows nothing of lbagent: what a fresh list of it holds is what a source must hold. Runs in a test's event loop, or alone:
+It is independent of lbagent: a source must have the objects of a fresh list. Runs in a test's event loop, or alone:
 `python -m tests.kube.api_server PORT FILE` serves a JSON list of objects, read again whenever the file changes.
 """
 
@@ -33,7 +33,7 @@ NAMES = {path.rsplit("/", 1)[1]: kind for kind, path in PATHS.items()}
 
 
 class Entry(NamedTuple):
-    """A change: what an object was and became."""
+    """A change: an object before and after."""
 
     version: int
     old: Obj | None
@@ -67,7 +67,7 @@ def status(code: int, message: str = "", reason: str = "") -> Obj:
 
 
 class ApiServer:
-    """Objects, their history, and the connections that ask for them."""
+    """Objects, their history, and the connections that read them."""
 
     def __init__(self) -> None:
         self.version = 1000
@@ -91,7 +91,7 @@ class ApiServer:
         self.on_expired: Callable[[], Any] = lambda: None
         self.stale: dict[str, tuple[int, dict[str, Obj]]] = {}  # the next list of a kind is this one
         self.mangle: Callable[[list[bytes]], list[bytes]] = lambda lines: lines  # what is sent in one go to a watch
-        self.is_silent = False  # accepts requests and says nothing, and nothing more to watches
+        self.is_silent = False  # accepts requests and sends nothing, and nothing more to watches
         self.bookmark_s = 0.2  # a minute, at a real one
         self.port = 0
         self._pages: dict[str, tuple[int, list[Obj]]] = {}
@@ -99,7 +99,7 @@ class ApiServer:
         self._bookmarks = 0
         self._transports: set[asyncio.Transport] = set()
         self._peers: set[Any] = set()  # of all connections so far
-        self._deaf: set[Any] = set()  # those of them that hear nothing any more
+        self._silenced: set[Any] = set()  # those of them to which nothing is sent any more
         self._runner: web.AppRunner | None = None
 
     # --- what the cluster does ---
@@ -111,7 +111,7 @@ class ApiServer:
         await self.change([], [(kind, key)])
 
     async def change(self, objs: Iterable[Obj], gone: Iterable[tuple[str, str]] = ()) -> None:
-        """Change some objects; a watch sees it all at once."""
+        """Change some objects; a watch gets all changes at once."""
         for obj in objs:
             kind, key = obj["kind"], key_of(obj)
             self.version += 1
@@ -154,15 +154,15 @@ class ApiServer:
                 transport.abort()
 
     def vanish(self) -> None:
-        """Say nothing on the connections that were made so far, ever: as a server that vanished without a word. New ones work."""
-        self._deaf |= self._peers
+        """Send nothing more on the existing connections, like a server that is gone without a FIN or RST. New ones work."""
+        self._silenced |= self._peers
 
     def _is_silent_to(self, request: web.Request) -> bool:
         transport = request.transport
-        return self.is_silent or (transport is not None and transport.get_extra_info("peername") in self._deaf)
+        return self.is_silent or (transport is not None and transport.get_extra_info("peername") in self._silenced)
 
     def listed(self, kind: str, query: dict[str, str] | None = None) -> dict[str, Obj]:
-        """What a fresh list holds."""
+        """The objects of a fresh list."""
         return {key: obj for key, obj in sorted(self.objects[kind].items()) if is_selected(obj, query or {})}
 
     # --- serving ---
@@ -287,7 +287,7 @@ class ApiServer:
         while True:
             while self._is_silent_to(request):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-            lines = [line for entry in self.history[kind] if entry.version > at and (line := told(entry, query))]
+            lines = [line for entry in self.history[kind] if entry.version > at and (line := event_line(entry, query))]
             at = max([at, *(entry.version for entry in self.history[kind])])
             if self._bookmarks > bookmarks and query.get("allowWatchBookmarks") == "true":
                 at = max(at, self.version)
@@ -302,14 +302,14 @@ class ApiServer:
                     async with asyncio.timeout(self.bookmark_s):
                         await self._changed.wait()
                 except TimeoutError:
-                    bookmarks -= self.version >= at  # one that is older than the watch is not told
+                    bookmarks -= self.version >= at  # one that is older than the watch is not sent
 
     async def _send(self, response: web.StreamResponse, lines: list[bytes]) -> None:
         for line in self.mangle(lines):
             await response.write(line)
 
 
-def told(entry: Entry, query: dict[str, str]) -> bytes:
+def event_line(entry: Entry, query: dict[str, str]) -> bytes:
     """Return a change as a watch with these selectors sees it, b'' when it does not."""
     before, after = is_selected(entry.old, query), is_selected(entry.new, query)
     if after:
@@ -332,7 +332,7 @@ def bookmark(kind: str, version: int, annotations: dict[str, str] | None = None)
 
 
 async def main(port: int, path: str) -> None:
-    """Serve a file of objects for ever."""
+    """Serve a file of objects without end."""
     api, seen = ApiServer(), 0
     await api.start(port)
     while True:

@@ -114,7 +114,7 @@ def kubeconfig(folder: Path, port: int, **user: str) -> str:
 
 
 def essence(obj: KubeObject | Obj) -> Any:
-    """What tells two versions of an object apart, of a record and of what the API has alike."""
+    """Identifies the version of an object, for a record and for the API's form."""
     if isinstance(obj, Service):
         return tuple(socket.inet_ntoa(each) for each in obj.cluster_ips)
     if isinstance(obj, EndpointSlice):
@@ -127,7 +127,7 @@ def essence(obj: KubeObject | Obj) -> Any:
 
 
 class Follower:
-    """A KubeSource that runs, and what a listener knows after the changes it was told."""
+    """A running KubeSource, and the objects of a listener after the reported changes."""
 
     def __init__(self, source: KubeSource, api: ApiServer) -> None:
         self.source, self.api = source, api
@@ -154,7 +154,7 @@ class Follower:
 
     @property
     def wanted(self) -> dict[tuple[str, str], Any]:
-        """What a fresh list holds."""
+        """The objects of a fresh list."""
         found = {}
         selectors: dict[str, dict[str, str]] = {
             "Service": {"labelSelector": LABELS},
@@ -183,7 +183,7 @@ class Follower:
                 await asyncio.sleep(0.005)
 
     async def converges(self, within_s: float = 10.0) -> None:
-        """Wait until it holds what a fresh list holds, and the snapshot says the same."""
+        """Wait until it has the objects of a fresh list, and so has the snapshot."""
         try:
             await self.until(lambda: self.view == self.wanted, within_s)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""An API server in memory that takes KubeClient's place: what lists and watches say, and in which turn, is a test's script."""
+"""An API server in memory that replaces KubeClient: a test's script defines the contents and order of lists and watches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from lbagent.errors import LbError
 from lbagent.kube.kube_client import Answer, ApiError, ServerUnreachable
 from lbagent.kube.server_contact import ServerContact
-from tests.kube.api_server import PATHS, Entry, Obj, bookmark, event, is_selected, key_of, status, told
+from tests.kube.api_server import PATHS, Entry, Obj, bookmark, event, event_line, is_selected, key_of, status
 
 NAMESPACE = "/api/v1/namespaces/kube-system"
 KINDS = {path: kind for kind, path in PATHS.items()}
@@ -29,7 +29,7 @@ class Body:
 
 
 class Watch:
-    """A watch that is open: it says a part of what it has to say whenever it is told to."""
+    """An open watch: it sends a part of its events whenever the script requests it."""
 
     def __init__(self, server: ScriptedServer, kind: str, query: dict[str, str]) -> None:
         self._server, self.kind, self._query = server, kind, query
@@ -50,20 +50,20 @@ class Watch:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all was said, and read."""
+        """Whether all was sent, and read."""
         return self.is_waiting and not (self._chunks or self.has_more)
 
     @property
     def has_more(self) -> bool:
-        """Whether it has something to say."""
+        """Whether it has events to send."""
         return not self.is_over and bool(self._initial or self._wants_end or self._entries())
 
-    def say(self, count: int, how: str = "in order") -> None:
-        """Say the next events: each once, or `twice`, or `shuffled`, which no server does before a list is whole."""
+    def send(self, count: int, how: str = "in order") -> None:
+        """Send the next events: each once, or `twice`, or `shuffled`, which no server does before a list is whole."""
         lines, self._initial = self._initial[:count], self._initial[count:]
         for entry in self._entries()[: count - len(lines)]:
             self._at = entry.version
-            lines += [line for line in [told(entry, self._query)] if line]
+            lines += [line for line in [event_line(entry, self._query)] if line]
         if not (self._initial or self._wants_end) and how != "in order":
             lines *= 2
             if how == "shuffled":
@@ -76,19 +76,19 @@ class Watch:
         self._push(data[cut:])
 
     def bookmark(self) -> None:
-        """Say that everything was said, which also ends the list that comes first."""
-        self.say(len(self._initial) + len(self._entries()))
+        """Mark the end of the events, which also ends the list that comes first."""
+        self.send(len(self._initial) + len(self._entries()))
         self._push(bookmark(self.kind, self._server.version, END if self._wants_end else None))
         self._at, self._wants_end = self._server.version, False
 
     def end(self, lines: list[bytes]) -> None:
-        """Say this and no more."""
+        """Send this and no more."""
         self._push(b"".join(lines))
         self._chunks.append(None)
         self.is_over = True
 
     def cut(self) -> None:
-        """Break the connection; what was said and not read yet is lost, or a part of it."""
+        """Break the connection; events that were sent and not read yet are lost, or a part of them."""
         del self._chunks[self._server.rng.randrange(len(self._chunks) + 1) :]
         self._chunks.append(ServerUnreachable("the connection broke"))
         self.is_over = True
@@ -118,7 +118,7 @@ class Watch:
 
 
 class ScriptedServer:
-    """Objects and their history. Requests are answered by themselves, watches say what they are told to."""
+    """Objects and their history. Requests are answered at once, watches send what the script requests."""
 
     def __init__(self, rng: random.Random, *, streams: bool) -> None:
         self.rng, self._streams = rng, streams
@@ -145,7 +145,7 @@ class ScriptedServer:
             self.history[kind].append(Entry(self.version, old, None))
 
     def compact(self) -> None:
-        """Forget the history and the pages that are under way. What a watch has not said yet it cannot say any more."""
+        """Forget the history and open pages. A watch can no longer send its unsent events."""
         for watch in [each for each in self.watches if each.has_more]:
             watch.end([event("ERROR", status(410, "too old", "Expired"))])
         self.compacted = self.version
@@ -161,7 +161,7 @@ class ScriptedServer:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every resource is watched, and nothing is left to say or to read."""
+        """Whether every resource is watched, and nothing is left to send or to read."""
         return len(self.watches) == len(PATHS) and all(each.is_settled for each in self.watches)
 
     # --- in KubeClient's place ---

@@ -1,4 +1,4 @@
-"""Events: how many, about what, and that nothing that happens to them reaches anything else."""
+"""Events: their number, their contents, and that their failures affect nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ABOUT_POD = ObjectEvent("Pod", "shop/web-0", "BackendStateSet", "a sentence")
 
 
 class Api:
-    """What an EventWriter asks of a client."""
+    """The client's methods that an EventWriter uses."""
 
     is_busy = True
 
@@ -183,7 +183,7 @@ async def test_the_same_sentence_is_counted_also_after_a_restart_and_when_the_se
 
 
 async def busy_writer(api: Api, waiting: int) -> list[tuple[str, dict[str, Any]]]:
-    """Return what is written within 0.15 s of ten Events while work goes on, at most `waiting` of them may wait."""
+    """Return what is written within 0.15 s of ten Events while work continues; at most `waiting` of them may wait."""
     limits = EventLimits(100, 1.0, waiting)
     one = EventWriter(api, "n", limits=limits, is_busy=lambda: api.is_busy)  # type: ignore[arg-type]
     task = asyncio.create_task(one.run())

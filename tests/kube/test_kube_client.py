@@ -1,4 +1,4 @@
-"""The client over TLS: certificates of a kubeconfig, a Pod's service account, tokens that change, servers that say nothing."""
+"""The client over TLS: certificates of a kubeconfig, a Pod's service account, tokens that change, servers that send nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ commonName = supplied
 
 
 def certificate(folder: Path, name: str, begins: str = "20200101", ends: str = "20990101") -> tuple[Path, Path]:
-    """Make a certificate that signs itself, for 127.0.0.1, good between two days."""
+    """Make a self-signed certificate for 127.0.0.1, valid between two days."""
     key, cert = folder / f"{name}.key", folder / f"{name}.crt"
     (folder / "ca.cnf").write_text(CA)
     (folder / "index").write_text("")
@@ -73,7 +73,7 @@ async def api(tmp_path: Path) -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 def pod(api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What Kubernetes gives to a Pod; returns the file of its token."""
+    """Write a Pod's service account; return the file of its token."""
     from kubernetes.aio.config import incluster_config
 
     token = tmp_path / "token"
@@ -143,7 +143,7 @@ async def test_a_clock_that_differs_from_the_servers_is_suspected(tmp_path, begi
 
 
 async def test_a_watch_that_says_nothing_is_probed_by_the_kernel(api, pod) -> None:
-    """Half a minute after the server's host vanished without a word the connection breaks; silence alone takes 150 s."""
+    """Half a minute after the server's host is gone without a FIN or RST the connection breaks; missing data alone takes 150 s."""
     api.tokens = {"first"}
     client = KubeClient(KubeSettings(node_name="n"))
     query = {"watch": "1", "sendInitialEvents": "true"}
@@ -157,7 +157,7 @@ async def test_a_watch_that_says_nothing_is_probed_by_the_kernel(api, pod) -> No
 
 
 async def test_a_pod_that_reaches_no_server_says_who_gave_the_address(api, pod) -> None:
-    """That of a Service, which the agent itself is to serve, unless it was overridden."""
+    """That of a Service, which the agent itself serves, unless it was overridden."""
     await api.stop()
     client = KubeClient(KubeSettings(node_name="n"))
     with pytest.raises(
@@ -251,7 +251,7 @@ async def test_a_silent_server_counts_as_gone(api, pod, silence_s) -> None:
 
 
 async def test_a_server_that_vanished_is_asked_on_a_new_connection(api, pod) -> None:
-    """What fell silent on one connection vouches for none: those that wait for the next request are as dead."""
+    """After a time-out on one connection no other is reused: idle ones may be dead, too."""
     client = KubeClient(KubeSettings(node_name="n"))
     await asyncio.gather(*(nodes(client) for _ in range(3)))  # as many connections, which wait now
     query = {"watch": "1", "resourceVersion": str(api.version), "allowWatchBookmarks": "true"}
@@ -286,7 +286,7 @@ async def test_errors_say_status_message_and_when_to_come_again(api, pod) -> Non
 
 
 def use_command(path: Path, command: str) -> None:
-    """Let a kubeconfig take its credentials from a shell command; GIVE is one that gives them."""
+    """Let a kubeconfig take its credentials from a shell command; GIVE is one that prints them."""
     version = "client.authentication.k8s.io/v1"
     given = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": "first"}}
     path.with_name("given").write_text(json.dumps(given))

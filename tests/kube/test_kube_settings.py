@@ -1,4 +1,4 @@
-"""Kubeconfigs and service accounts that cannot be used: one sentence that names the file and what is missing."""
+"""Kubeconfigs and service accounts that cannot be used: one message with the file and what is missing."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_an_object_without_metadata_is_unreadable(data: bytes) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=25), st.randoms(use_true_random=False))
 def test_any_order_of_events_gives_what_a_list_gives(deeds: list[tuple[str, bool]], rng: random.Random) -> None:
-    """Each event may come twice and at any time; what is newest counts."""
+    """Each event may come twice and at any time; the newest one counts."""
     events: list[tuple[bool, bytes]] = []
     there: dict[str, Obj] = {}
     for version, (name, is_deleted) in enumerate(deeds, 10):
@@ -138,7 +138,7 @@ def test_a15_a_slice_says_when_its_endpoints_changed() -> None:
 
 
 def test_endpoints_that_stay_are_the_same_objects_after_a_change() -> None:
-    """A storm of changes leaves memory as it was."""
+    """A burst of changes uses no more memory."""
     one = ObjectCache(next(each for each in resources("n") if each.kind == "EndpointSlice"))
 
     def put_slice(version: int, *addresses: str) -> Any:

@@ -1,4 +1,4 @@
-"""A reflector against an API server that fails in every way: what it holds is what a fresh list holds, for few requests."""
+"""A reflector and an API server with every kind of fault: its objects are those of a fresh list, for few requests."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def watching(api: ApiServer) -> bool:
 
 
 def lists(api: ApiServer, name: str = "") -> int:
-    """How many lists were begun, in pages or as a stream. One of a single object asks for the server's version."""
+    """How many lists were begun, in pages or as a stream. One of a single object reads the server's version."""
     return sum(
         name in ("", each["resource"])
         and (each.get("limit", "1") != "1" or "sendInitialEvents" in each)
@@ -109,7 +109,7 @@ async def test_events(follower: Follower, api: ApiServer) -> None:
 async def test_a_bookmark_is_where_the_next_watch_begins(follower: Follower, api: ApiServer) -> None:
     before = lists(api)
     for _ in range(5):
-        await api.put(pod("elsewhere", "node-2"))  # nothing that a watch of this node is told
+        await api.put(pod("elsewhere", "node-2"))  # a watch of this node does not get it
     await api.bookmark()
     await asyncio.sleep(0.1)
     api.compact()
@@ -250,7 +250,7 @@ async def test_after_a_fault_it_holds_what_a_fresh_list_holds(fault, follower: F
 
 
 async def test_pages_that_expired_count_for_nothing(tmp_path: Path) -> None:
-    """What was on the first page may be gone by the time that everything is listed anew."""
+    """Objects of the first page may be gone when everything is listed again."""
     async with serving(shop(8), streams=False) as api, following(api, tmp_path) as follower:
         await follower.until(lambda: watching(api))
         await gone_while_pages_are_read(api, follower)
@@ -304,7 +304,7 @@ async def test_a_server_that_went_back_is_seen(follower: Follower, api: ApiServe
 
 
 async def test_a_server_that_went_back_while_a_connection_broke_is_asked(follower: Follower, api: ApiServer) -> None:
-    """Each resource asks the next server for its version, with a list of one object, and once it is trusted no more."""
+    """Each resource requests the next server's version, with a list of one object, and no more once it is trusted."""
     before = len(api.seen)
     api.cut()
     await follower.until(lambda: len([each for each in api.seen[before:] if each.get("watch")]) >= 4)
@@ -378,7 +378,7 @@ async def test_a_storm(api: ApiServer, tmp_path: Path, seed: int) -> None:
         await follower.converges()
 
 
-# --- what the server says ---
+# --- answers of the server ---
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Answers that no decoder takes: the last objects stay, the fault is named, and the next good answer is used."""
+"""Answers that no decoder accepts: the last objects stay, the fault is reported, and the next good answer is used."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_an_exception_that_nothing_foresees_is_logged_and_the_resource_goe
 
 
 async def test_a_listener_that_fails_ends_the_source_with_its_error(api: ApiServer, tmp_path: Path) -> None:
-    """What a listener missed is given to it by a new start only: such an error is not retried."""
+    """A listener gets missed changes only after a new start: such an error is not retried."""
     with pytest.raises(AssertionError, match="another exception of the source"):
         async with following(api, tmp_path) as follower:
 

@@ -134,7 +134,7 @@ def test_a_leader_that_cannot_renew_writes_nothing_and_comes_back(cloud: CloudLa
     cloud.add("a")
     one.until(lambda: cloud.ips("a"), "the address")
     cloud.front.write_faults.extend([WriteFault("leases", 500)] * 1000)
-    one.until(lambda: "leads no more" in one.tail(), "the end of the term")
+    one.until(lambda: "no longer leads" in one.tail(), "the end of the term")
     cloud.add("b")
     time.sleep(1)
     assert cloud.ips("b") == []

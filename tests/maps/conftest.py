@@ -1,4 +1,4 @@
-"""Maps in memory and in the kernel, small, each test its own."""
+"""Small maps in memory and in the kernel, new ones for each test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = Sizes(
 
 @contextlib.contextmanager
 def private_bpffs():
-    """Yield a directory that becomes a bpf file system of its own and is gone afterwards, with every map pinned in it."""
+    """Yield a directory that becomes a bpf file system of its own; it is removed afterwards with every map pinned in it."""
     path = tempfile.mkdtemp(prefix="lbmaps")
     try:
         yield path
@@ -37,12 +37,12 @@ def private_bpffs():
 
 
 def settings_of_layout(number: int) -> bytes:
-    """Return a record of lb_config that names this layout of the flow tables."""
+    """Return a record of lb_config with this layout of the flow tables."""
     return bytes(LB_CONFIG.offsets()["flow_layout"]) + number.to_bytes(8, HOST_ORDER)
 
 
 def pin_settings(bpffs: str, record: bytes) -> None:
-    """Pin what a generation of programs leaves of its settings."""
+    """Pin the settings of a generation of programs."""
     spec = dataclasses.replace(map_specs()["lb_config"], value_size=len(record))
     fd = pins.create_map(spec)
     bpf_map.map_update(fd, bytes(4), record)
@@ -67,7 +67,7 @@ def kernel_maps(bpffs):
 
 @pytest.fixture(params=["memory", pytest.param("kernel", marks=[pytest.mark.root, pytest.mark.bpf])])
 def maps(request):
-    """Both kinds of maps: whatever holds for one holds for the other."""
+    """Both kinds of maps: the same tests apply to both."""
     if request.param == "memory":
         yield MemoryMaps(SMALL)
     else:

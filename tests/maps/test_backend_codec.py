@@ -8,7 +8,7 @@ from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.layout import PathL4
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
-from lbagent.model.further_sources import FurtherAddress
+from lbagent.model.extra_snat_sources import ExtraSnatAddress
 from lbagent.model.path_info import PathInfo
 from tests.maps.addresses import ADDRESSES
 
@@ -75,7 +75,7 @@ def test_only_a_live_record_may_keep_clients(flags, keeps):
     assert backend_codec.may_keep_client(flags) is keeps
 
 
-FURTHER = {
+EXTRA_SNAT = {
     # address, source, port big-endian, generation, flags, next hop with the number above bit 12, MTU
     "10.244.1.7:8080/UDP": (
         bytes((10, 244, 1, 7, 192, 168, 0, 9, 0x1F, 0x90, 8)),
@@ -91,27 +91,33 @@ FURTHER = {
 
 
 @pytest.mark.parametrize(("present", "flags"), [(True, 1 | 2 | 16), (False, 1 | 16)])
-@pytest.mark.parametrize("text", FURTHER)
-def test_the_record_of_a_further_source_address(text, present, flags):
+@pytest.mark.parametrize("text", EXTRA_SNAT)
+def test_the_record_of_a_extra_snat_source_address(text, present, flags):
     """It is neither local nor the node's own, and no new flow takes an address that is not there."""
-    before, after, source = FURTHER[text]
+    before, after, source = EXTRA_SNAT[text]
     info = PathInfo(b"\1" * len(source), 0x123, 1500, local=True, host=True)
     first = backend_codec.path_value(be(1, text), info, 9, selectable=True)
-    record = backend_codec.further_value(first, FurtherAddress(3, source, present), 8)
+    record = backend_codec.extra_snat_value(first, ExtraSnatAddress(3, source, present), 8)
     assert record == before + bytes((flags,)) + after
     found = backend_codec.path_of(record)
-    assert (found.further, found.nexthop, found.mtu, found.snat, found.protocol) == (3, 0x123, 1500, source, PathL4.UDP)
-    assert (backend_codec.further_number(first), backend_codec.further_number(record)) == (0, 3)
+    assert (found.extra_snat, found.nexthop, found.mtu, found.snat, found.protocol) == (
+        3,
+        0x123,
+        1500,
+        source,
+        PathL4.UDP,
+    )
+    assert (backend_codec.extra_snat_number(first), backend_codec.extra_snat_number(record)) == (0, 3)
     gone = backend_codec.path_tombstone(record)
-    assert backend_codec.further_number(gone) == 3
+    assert backend_codec.extra_snat_number(gone) == 3
     assert gone == before[:-1] + bytes((9, 0, 0, 0x30, 0, 0)) + after[4:]
 
 
 @pytest.mark.parametrize(("keeps", "flag"), [(False, 64), (True, 128)])
-def test_no_flow_of_a_further_record_keeps_its_client(keeps, flag):
+def test_no_flow_of_a_extra_snat_record_keeps_its_client(keeps, flag):
     first = backend_codec.path_value(be(1), PathInfo(keeps_pod=keeps), 9, selectable=True, was_local=True)
     assert first[11] == 1 | 2 | flag
-    assert backend_codec.further_value(first, FurtherAddress(1, bytes(4)), 9)[11] == 1 | 2
+    assert backend_codec.extra_snat_value(first, ExtraSnatAddress(1, bytes(4)), 9)[11] == 1 | 2
 
 
 @pytest.mark.parametrize(
@@ -129,7 +135,7 @@ def test_what_keeps_clients_did_not_only_keep_them_once(local, keeps, was, flag)
 
 @pytest.mark.parametrize(("word", "bits"), [("TCP", 2), ("UDP", 3)])
 def test_bits_of_a_backend_that_pods_keep_their_address_to(word, bits):
-    """Its replies are looked at, and what is sent to it directly."""
+    """The prefilter matches its replies, and packets sent to it directly."""
     record = backend_codec.path_value(be(1, f"10.0.0.1:80/{word}"), PathInfo(keeps_pod=True), 0, selectable=True)
     address = bytes((10, 0, 0, 1))
     found = (prefilter.source_bit(address), prefilter.direct_bit(address), prefilter.datagram_bit(address))[:bits]
@@ -152,21 +158,23 @@ PATHS = st.builds(
 
 
 @given(st.lists(st.tuples(ADDRESSES, PATHS, st.booleans(), st.booleans(), st.integers(0, 9)), max_size=30))
-def test_bits_and_further_records_of_many_are_those_of_each(found):
+def test_bits_and_extra_snat_records_of_many_are_those_of_each(found):
     for size in (16, 64):
         records = []
         for address, info, was_local, is_gone, number in found:
             record = backend_codec.path_value(Backend(1, address), info, 0, selectable=True, was_local=was_local)
             if number:
-                record = backend_codec.further_value(record, FurtherAddress(number, bytes(len(address.address))), 0)
+                record = backend_codec.extra_snat_value(
+                    record, ExtraSnatAddress(number, bytes(len(address.address))), 0
+                )
             records.append(backend_codec.path_tombstone(record) if is_gone else record)
         records = [record for record in records if len(record) == size]
         joined = b"".join(records)
         bits = [bit for record in records for bit in backend_codec.filter_bits(record)]
         assert sorted(backend_codec.filter_bits_of_each(joined, size)) == sorted(bits)
         assert set(backend_codec.filter_bits_of_each(joined, size, once=True)) == set(bits)
-        further = sum(backend_codec.path_of(r).live and backend_codec.further_number(r) > 0 for r in records)
-        assert backend_codec.further_count(joined, size) == further
+        extra_snat = sum(backend_codec.path_of(r).live and backend_codec.extra_snat_number(r) > 0 for r in records)
+        assert backend_codec.extra_snat_count(joined, size) == extra_snat
 
 
 INFOS = (PathInfo(bytes(4), 1, 1500), PathInfo(bytes((10, 0, 0, 9)), 2, 1400, keeps_pod=True), PathInfo(local=True))

@@ -1,4 +1,4 @@
-"""The walker sees what is broken."""
+"""`verify` finds each inconsistency."""
 
 import struct
 
@@ -7,7 +7,7 @@ import pytest
 from lbagent.maps import backend_codec, prefilter
 from lbagent.maps.consistency import check, without_master
 from lbagent.model.backend import BackendState
-from lbagent.model.further_sources import FurtherAddress
+from lbagent.model.extra_snat_sources import ExtraSnatAddress
 from lbagent.model.service import CIDR, Algorithm
 from tests.targets.bpf.plans import Node, backend, service
 
@@ -87,7 +87,7 @@ def test_a_pod_with_udp_that_the_filter_does_not_ask_for():
     bit = prefilter.direct_bit(bytes((10, 244, 1, 1)))
     with node.maps.window("lb_filter", bit >> 6 << 3, 8) as view:
         view[:] = bytes(8)
-    breaks(node, "local backend 1: the prefilter does not ask for what clients send to it directly")
+    breaks(node, "local backend 1: the prefilter lacks the bit for packets that clients send to it directly")
 
 
 def test_leftovers_are_wrong_only_when_settled(node):
@@ -237,46 +237,46 @@ def test_a_change_of_rules_that_broke_off(node, family, address, verdict):
     breaks(node, f"1 entries of {name} are left over from an interrupted change of rules", settled=True)
 
 
-# --- further source addresses ---
+# --- extra SNAT addresses ---
 
 STRIDE = 256 // 5
-SOURCE = FurtherAddress(2, bytes((192, 168, 0, 77)))
+SOURCE = ExtraSnatAddress(2, bytes((192, 168, 0, 77)))
 
 
 def write_path(node, ident: int, record: bytes) -> None:
     node.maps.store("lb4_path", [(ident * 16 + at, record[at : at + 8]) for at in (0, 8)])
 
 
-def further_record(node, ident: int) -> bytes:
+def extra_snat_record(node, ident: int) -> bytes:
     with node.maps.window("lb4_path", 16 * ident, 16) as view:
-        return backend_codec.further_value(bytes(view), SOURCE, 0)
+        return backend_codec.extra_snat_value(bytes(view), SOURCE, 0)
 
 
-def test_the_path_of_a_further_source_address_belongs_to_its_backend(node):
-    write_path(node, 1 + 2 * STRIDE, further_record(node, 1))
+def test_the_path_of_a_extra_snat_source_address_belongs_to_its_backend(node):
+    write_path(node, 1 + 2 * STRIDE, extra_snat_record(node, 1))
     assert check(node.maps, settled=True) == []
 
 
 @pytest.mark.parametrize("at", [1 + STRIDE, 3 + 2 * STRIDE, 2 + 2 * STRIDE])
-def test_a_path_of_a_further_source_address_that_belongs_to_none(node, at):
+def test_a_path_of_a_extra_snat_source_address_that_belongs_to_none(node, at):
     """It lies where that of another number or of another backend would be."""
-    write_path(node, at, further_record(node, 1))
-    sentence = f"path {at} of further source address 2, whose backend does not exist"
+    write_path(node, at, extra_snat_record(node, 1))
+    sentence = f"path {at} of extra SNAT address 2, whose backend does not exist"
     breaks(node, sentence, settled=True)
     assert f"path of backend {at}, which does not exist" not in check(node.maps, settled=True)
 
 
-def test_a_further_path_is_no_backend_of_another(node):
-    """What lies two strides before it is a further path itself."""
-    record = further_record(node, 1)
+def test_a_extra_snat_path_is_no_backend_of_another(node):
+    """What lies two strides before it is an extra SNAT path itself."""
+    record = extra_snat_record(node, 1)
     write_path(node, 1 + 2 * STRIDE, record)
     write_path(node, 1 + 4 * STRIDE, record)
-    breaks(node, f"path {1 + 4 * STRIDE} of further source address 2, whose backend does not exist", settled=True)
+    breaks(node, f"path {1 + 4 * STRIDE} of extra SNAT address 2, whose backend does not exist", settled=True)
 
 
 @pytest.mark.parametrize(("at", "byte"), [(3, 99), (9, 81), (11, 1 | 2 | 16)])
-def test_a_further_path_to_another_address_port_or_protocol(node, at, byte):
-    record = bytearray(further_record(node, 1))
+def test_a_extra_snat_path_to_another_address_port_or_protocol(node, at, byte):
+    record = bytearray(extra_snat_record(node, 1))
     record[at] = byte
     write_path(node, 1 + 2 * STRIDE, bytes(record))
-    breaks(node, f"path {1 + 2 * STRIDE} of further source address 2, whose backend does not exist", settled=True)
+    breaks(node, f"path {1 + 2 * STRIDE} of extra SNAT address 2, whose backend does not exist", settled=True)

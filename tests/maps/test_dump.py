@@ -1,4 +1,4 @@
-"""The dump of rows written as bytes, line by line as the contract says."""
+"""The dump of rows written as bytes, compared line by line with the contract."""
 
 import struct
 

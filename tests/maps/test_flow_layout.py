@@ -33,7 +33,7 @@ def test_sizes_are_those_of_the_maps() -> None:
 
 
 def test_the_bits_of_layout_1() -> None:
-    """Tables of an earlier program stay in use over an upgrade: what is written here may not move without another number."""
+    """Tables of an earlier program stay in use over an upgrade: fields must not move without a new layout number."""
     assert flow_layout.FLOW_LAYOUT == 1
     four, six = FLOW[Family.IPV4].fields, FLOW[Family.IPV6].fields
     assert four["backend"] == (2, 44, 20)

@@ -109,7 +109,7 @@ def test_free_and_busy_entries_are_no_flows(family: Family) -> None:
 
 
 class Changing(MemoryMaps):
-    """Maps in which an entry changes at each look, `changes` times: the words that were read are of two flows."""
+    """Maps in which an entry changes at each read, `changes` times: the words that were read are of two flows."""
 
     changes = 0
     family = Family.IPV4

@@ -1,4 +1,4 @@
-"""What KernelMaps does with the answers of bpf(2): errors, kernels without batches, a resize meanwhile; and that no descriptor is left open."""
+"""KernelMaps and the results of bpf(2): errors, kernels without batches, a resize meanwhile; no descriptor is left open."""
 
 from __future__ import annotations
 

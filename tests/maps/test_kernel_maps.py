@@ -1,4 +1,4 @@
-"""Pins, and what only the kernel does."""
+"""Pins, and behaviour of the kernel's maps alone."""
 
 import os
 import stat
@@ -48,7 +48,7 @@ def test_a_second_start_finds_the_same_maps_with_their_contents(bpffs):
 
 @pytest.mark.parametrize("create", [True, False], ids=["agent", "tool"])
 def test_flow_tables_of_another_layout_are_refused(bpffs, create):
-    """Nothing is made or read; programs of versions that did not write the number had layout 1."""
+    """Nothing is created or read; versions that did not write the number had layout 1."""
     KernelMaps.open(bpffs, SMALL).close()
     os.unlink(f"{bpffs}/v1/lb_live")
     pin_settings(bpffs, settings_of_layout(FLOW_LAYOUT + 1))
@@ -198,7 +198,7 @@ def test_many_counters_say_what_single_ones_say(kernel_maps):
 
 
 def test_batches_and_single_calls_say_the_same(kernel_maps, monkeypatch):
-    """Kernels without a batch operation for a map type answer ENOTSUPP; the result must not depend on it."""
+    """Kernels without a batch operation for a map type return ENOTSUPP; the result must not depend on it."""
     refused = bpf_map.Batch(0, bpfsys.ENOTSUPP)
     monkeypatch.setattr(bpf_map, "map_update_batch", lambda *_: refused)
     monkeypatch.setattr(bpf_map, "map_delete_batch", lambda *_: refused)

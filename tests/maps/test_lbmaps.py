@@ -1,4 +1,4 @@
-"""What both kinds of maps do alike."""
+"""Behaviour that both kinds of maps share."""
 
 import errno
 import struct
@@ -16,7 +16,7 @@ def key(number: int) -> bytes:
 
 
 def row(number: int) -> bytes:
-    """Twelve bytes that say which."""
+    """Twelve bytes with a number."""
     return b"row" + number.to_bytes(9, "big")
 
 
@@ -253,7 +253,7 @@ def test_counters_are_zeroed(maps):
 
 
 def test_maps_without_a_fault_are_what_they_are(maps):
-    """Through FaultyMaps every call does what it does without, one write after the other."""
+    """Every call has the same effect through FaultyMaps, one write after the other."""
     written = []
     faulty = FaultyMaps(maps, after=lambda number, name: written.append((number, name)))
     faulty.put_many("lb4_backend", [(key(1), row(1)), (key(2), row(2))])

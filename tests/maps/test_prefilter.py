@@ -1,4 +1,4 @@
-"""The bits of an address lie where the programs look for them."""
+"""The bits of an address are at the positions that the programs read."""
 
 import random
 import socket

@@ -1,4 +1,4 @@
-"""Maps get the sizes an operator chose, and names that pins and C symbols can have."""
+"""Maps get the operator's sizes, and names that are valid for pins and C symbols."""
 
 import pytest
 

@@ -30,7 +30,7 @@ def test_protocol_numbers_are_ianas() -> None:
 
 
 def test_protocol_words() -> None:
-    """The dump says ANY where the model says NONE; both are read, in any case."""
+    """The dump writes ANY for the model's NONE; both are read, in any case."""
     assert L4Type.NONE.map_text == "ANY"
     assert L4Type.UDP.map_text == "UDP"
     assert L3n4Addr.parse("10.96.0.1:0/ANY/i").map_text() == "10.96.0.1:0/ANY/i"
@@ -101,14 +101,14 @@ def test_parse_without_protocol_is_tcp() -> None:
     ],
 )
 def test_parse_refuses(text: str) -> None:
-    """Whatever is no address is a ValueError naming the text."""
+    """A text that is no address raises ValueError with the text."""
     with pytest.raises(ValueError) as caught:
         L3n4Addr.parse(text)
     assert repr(text) in str(caught.value)
 
 
 def test_a_missing_port_is_called_so() -> None:
-    """Not an address that is none: that is what a reader would look for in vain."""
+    """Not "is no address": the message has the missing part."""
     with pytest.raises(ValueError, match="the port is missing"):
         L3n4Addr.parse("10.0.0.1")
 
@@ -132,7 +132,7 @@ def test_what_is_no_port(text: str) -> None:
 
 @given(addresses)
 def test_text_round_trip(address: L3n4Addr) -> None:
-    """The text with protocol says everything."""
+    """The text with protocol has every field."""
     assert L3n4Addr.parse(address.with_protocol()) == address
 
 
@@ -144,7 +144,7 @@ def test_hash_key_differs_where_addresses_do(one: L3n4Addr, two: L3n4Addr) -> No
 
 
 def test_hash_key_sees_each_field() -> None:
-    """Era A's hash forgot the protocol and cut the cluster id; ours does neither."""
+    """Era A's hash omitted the protocol and truncated the cluster id; this one does neither."""
     base = L3n4Addr(bytes([10, 0, 0, 1]), 80)
     others = [
         base,

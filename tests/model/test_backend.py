@@ -1,4 +1,4 @@
-"""Backend states and transitions. Expected values: the table of cilium pkg/loadbalancer and its one exception of ours."""
+"""Backend states and transitions. Expected values: the table of cilium pkg/loadbalancer with one exception of lbagent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_numbers_are_the_seeds() -> None:
 @pytest.mark.parametrize("old", STATES)
 @pytest.mark.parametrize("new", STATES)
 def test_transition_table(old: BackendState, new: BackendState) -> None:
-    """Every cell of the table, through all three doors."""
+    """Every cell of the table, by all three functions."""
     allowed = TABLE[old.name][new] == "T"
     assert old.can_become(new) is allowed
     assert is_valid_state_transition(old, new) is allowed

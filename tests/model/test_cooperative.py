@@ -1,4 +1,4 @@
-"""Long work gives the result it gives in one go, and lets other tasks run between its slices."""
+"""Long work in slices has the same result as at once, and other tasks run between its slices."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_decoding_precedence(value: int, kind: SVCType) -> None:
 
 
 def test_policies() -> None:
-    """Bits 2, 9, 10 and 12 answer the questions; the frontend's family tells Nat46 from Nat64."""
+    """The properties read bits 2, 9, 10 and 12; the frontend's family distinguishes Nat46 and Nat64."""
     assert ServiceFlags(0x0004).ext_traffic_policy() is SVCTrafficPolicy.LOCAL
     assert ServiceFlags(0x0004).int_traffic_policy() is SVCTrafficPolicy.CLUSTER
     assert ServiceFlags(0x1000).int_traffic_policy() is SVCTrafficPolicy.LOCAL

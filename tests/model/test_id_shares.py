@@ -1,4 +1,4 @@
-"""Ids that run out: what is served goes on, what a change frees belongs to it, no namespace takes the share of another."""
+"""Exhausted ids: served frontends continue, ids that a change frees belong to it, no namespace takes the share of another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
-from lbagent.model.id_claims import Claim, grant, id_rank
+from lbagent.model.id_claims import IdClaim, grant, id_rank
 from lbagent.model.ids import SERVICE_ID_LIMIT, IdAllocator, IdAssigner
 from lbagent.model.service import SVC, ServiceName, SVCType
 from lbagent.model.state import State
@@ -144,7 +144,7 @@ def test_a_namespace_above_its_share_leaves_room_for_the_others() -> None:
     found = assign(ids, *evil, svc(GOOD, 1, 1), svc(GOOD, 2, 2))
     assert (len(found), found["s1"], found["s2"]) == (16, [1], [2])
     assert errors(ids)[129].startswith(
-        "namespace evil has 14 of 20 backend ids, its fair share while more than 80% are asked for: no id for"
+        "namespace evil has 14 of 20 backend ids, its fair share while more than 80% are wanted: no id for"
     )
     grown = assign(ids, *evil, svc(GOOD, 1, 1, 3, 4), svc(GOOD, 2, 2, 5))
     assert (len(grown), grown["s1"], grown["s2"]) == (16, [1, 3, 4], [2, 5])
@@ -225,8 +225,8 @@ def test_a_service_with_more_frontends_than_ids_leaves_those_of_others() -> None
 
 def test_what_one_frontend_cannot_use_others_may() -> None:
     """The new frontend `big` needs more than there is; a namespace of the same rank grows as if it were not there."""
-    claims = [Claim(ServiceName("b", "big"), tuple(range(100, 150)), whole=True)]
-    claims += [Claim(ServiceName("a", f"s{number}"), (number,)) for number in range(15)]
+    claims = [IdClaim(ServiceName("b", "big"), tuple(range(100, 150)), whole=True)]
+    claims += [IdClaim(ServiceName("a", f"s{number}"), (number,)) for number in range(15)]
     done = grant(claims, 20, 20, {}, {"a": 15, "b": 50}, {})
     assert done.keys == set(range(15))
 
@@ -315,7 +315,7 @@ def needs(row: SVC, now: Container[L3n4Addr], numbers: Container[L3n4Addr]) -> i
     ]
 )
 def test_any_history_of_full_maps(most: int, history: list[dict[int, frozenset[int]]]) -> None:
-    """Nothing served is lost, what is gone goes, no id is given twice, and no namespace grows beyond its share before the others."""
+    """No served frontend is lost, no id is assigned twice, and no namespace grows beyond its share before the others."""
     ids = assigner(CAPACITY)
     ids.max_endpoints_per_namespace = most
     before: dict[L3n4Addr, SVC] = {}

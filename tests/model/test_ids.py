@@ -1,4 +1,4 @@
-"""Ids: monotonic, restored, never given again at once, and stable while one service of many changes."""
+"""Ids: monotonic, restored, not reused at once, and stable while one service of many changes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def _assigner(limit: int = 100) -> IdAssigner:
 
 
 def test_monotonic_and_stable() -> None:
-    """From 1 upwards; asking again gives the same."""
+    """From 1 upwards; a second call returns the same."""
     ids: IdAllocator[str] = IdAllocator()
     assert [ids.allocate(key) for key in "abca"] == [1, 2, 3, 1]
     assert len(ids) == 3
 
 
 def test_a_released_id_rests() -> None:
-    """A released id is reused only when every other id has been given."""
+    """A released id is reused only after every other id was assigned."""
     ids: IdAllocator[str] = IdAllocator(first=1, limit=5)
     for key in "abc":
         ids.allocate(key)
@@ -72,7 +72,7 @@ def test_new_ids_below_an_end() -> None:
 
 
 def test_restore() -> None:
-    """Ids of the maps stay; new ones start behind the highest; nonsense is passed over."""
+    """Ids of the maps stay; new ones start after the highest; invalid pairs are skipped."""
     ids: IdAllocator[str] = IdAllocator(first=1, limit=100)
     ids.restore([("a", 7), ("b", 3), ("c", 7), ("d", 0), ("e", 100), ("a", 9)])
     assert (ids.get("a"), ids.get("b"), ids.get("c"), ids.get("d")) == (7, 3, None, None)
@@ -84,7 +84,7 @@ GROUPS = st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 30), max_size
 
 @given(st.dictionaries(st.integers(0, 30), st.integers(1, 39), max_size=6), GROUPS)
 def test_ids_of_many_keys_are_those_of_each(restored: dict[int, int], steps: list[tuple[bool, list[int]]]) -> None:
-    """Those that come twice, have an id or were restored among them: all as if asked one by one, and no id is lost."""
+    """Also keys that occur twice, have an id or were restored: the same as single calls, and no id is lost."""
     ids: IdAllocator[int] = IdAllocator(first=1, limit=40)
     ids.restore(restored.items())
     for take, keys in steps:
@@ -99,7 +99,7 @@ def test_ids_of_many_keys_are_those_of_each(restored: dict[int, int], steps: lis
         in_use = [ids.get(key) for key in ids.in_use()]
         assert len(set(in_use)) == len(in_use) == len(ids)
     free = 39 - len(ids)
-    assert len({ids.allocate(100 + n) for n in range(free)}) == free, "each id that nobody has can be given"
+    assert len({ids.allocate(100 + n) for n in range(free)}) == free, "each free id can be assigned"
 
 
 def test_ids_of_many_new_keys_follow_each_other() -> None:
@@ -114,7 +114,7 @@ def test_ids_of_many_new_keys_follow_each_other() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=80))
 def test_never_two_keys_with_one_id(steps: list[tuple[bool, int]]) -> None:
-    """Whatever is allocated and released, ids in use differ and are in range."""
+    """After any allocations and releases, ids in use differ and are in range."""
     ids: IdAllocator[int] = IdAllocator(first=1, limit=10)
     for take, key in steps:
         if take:
@@ -140,7 +140,7 @@ def test_assign_in_state_order() -> None:
 
 
 def test_assigner_keeps_what_did_not_change() -> None:
-    """Unchanged SVC objects give the same objects again; the changed one keeps its id."""
+    """Unchanged SVC objects return the same objects again; the changed one keeps its id."""
     ids = _assigner()
     one, two = _svc(1, 1), _svc(2, 2)
     first = ids.assign(State(1, (one, two)))
@@ -162,7 +162,7 @@ def test_assigner_releases_what_is_not_used() -> None:
 
 
 def test_assigner_leaves_out_what_finds_no_id() -> None:
-    """A service without room is named and left out, without holding ids; the others are served."""
+    """A service without room is reported and left out, without ids; the others are served."""
     ids = IdAssigner(IdAllocator(limit=100), IdAllocator(limit=3))
     state = ids.assign(State(1, (_svc(1, 1), _svc(2, 2, 3), _svc(3, 1))))
     assert [svc.frontend for svc in state.services] == [_frontend(1), _frontend(3)]
@@ -224,7 +224,7 @@ def test_only_the_claimed_ids_stay_in_use() -> None:
 
 
 def test_restored_ids_nobody_claimed() -> None:
-    """They are held until told otherwise: sources may still be loading."""
+    """They are reserved until they are freed explicitly: sources may still be loading."""
     ids = _assigner()
     ids.service_ids.restore([(_frontend(1), 4), (_frontend(2), 5)])
     ids.backend_ids.restore([(L3n4Addr(bytes([10, 0, 0, 1]), 80), 6), (L3n4Addr(bytes([10, 0, 0, 2]), 80), 9)])
@@ -240,7 +240,7 @@ ROWS = st.dictionaries(st.integers(1, 8), st.sets(st.integers(1, 6), max_size=4)
 
 @given(st.lists(st.tuples(ROWS, st.randoms()), min_size=1, max_size=8))
 def test_assigner_over_any_history(history: list[tuple[dict[int, set[int]], Any]]) -> None:
-    """Whatever follows what, in any order: ids differ, stay while in use, and are freed with their last user."""
+    """In any order of events: ids differ, stay while in use, and are freed with their last user."""
     assigner = _assigner()
     made: dict[tuple[int, frozenset[int]], SVC] = {}
     before: dict[SVC, SVC] = {}
@@ -301,7 +301,7 @@ def test_the_assigned_state_says_what_stayed() -> None:
 
 
 def test_what_stays_of_a_changed_service_is_the_same_object() -> None:
-    """A storm of changes leaves memory as it was: backends that stay are not made anew, nor is a row without ids."""
+    """A burst of changes uses no more memory: unchanged backends are not created again, nor is a row without ids."""
     ids = _assigner()
     wildcard = SVC(_frontend(9), wildcard=True)
     first = _svc(1, 1, 2, 3)

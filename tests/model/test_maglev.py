@@ -87,7 +87,7 @@ def test_ids_do_not_decide() -> None:
 
 
 def test_a_caller_may_change_its_copy() -> None:
-    """The cache hands out copies."""
+    """The cache returns copies."""
     table = lookup_table(_members(2), 251)
     expected = table[0]
     table[0] = 99

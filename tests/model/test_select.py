@@ -1,4 +1,4 @@
-"""Who gets new flows. Expected values: CategorizeEndpoints (A4), KEP-1669, the hint KEPs, and our rules of BackendState."""
+"""Which endpoints get new flows. Expected values: CategorizeEndpoints (A4), KEP-1669, the hint KEPs, rules of BackendState."""
 
 from __future__ import annotations
 
@@ -173,19 +173,19 @@ def _node(*names: str) -> dict[str, Any]:
     ],
 )
 def test_topology(endpoints: list[EndpointInfo], selectable: list[int]) -> None:
-    """Hints alone decide; we are node n1 in zone a."""
+    """Hints alone decide; this is node n1 in zone a."""
     assert _numbers(select(endpoints, node_name="n1", zone="a").cluster.selectable) == selectable
 
 
 def test_topology_never_for_local() -> None:
-    """Local policies do not look at hints."""
+    """Local policies ignore hints."""
     picked = select([_endpoint(1, _zone("b"), LOCAL), _endpoint(2, _zone("a"))], node_name="n1", zone="a")
     assert _numbers(picked.cluster.selectable) == [2]
     assert _numbers(picked.local.selectable) == [1]
 
 
 def test_topology_without_a_node_object() -> None:
-    """The zone is unknown: zone hints are unused, node hints still act."""
+    """The zone is unknown: zone hints are unused, node hints still apply."""
     zones = [_endpoint(1, _zone("")), _endpoint(2, _zone("b"))]
     assert _numbers(select(zones, node_name="n1").cluster.selectable) == [1, 2]
     assert _numbers(

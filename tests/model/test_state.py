@@ -42,7 +42,7 @@ def test_a_shared_backend_is_one_and_most_alive() -> None:
 
 
 def test_equality_is_contents() -> None:
-    """Which index was asked for does not count."""
+    """The indexes built so far do not count."""
     one, two = _state(), _state()
     assert one.by_frontend
     assert one.backends

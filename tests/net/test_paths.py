@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from lbagent.model.cooperative import run_whole
+from lbagent.model.extra_snat_sources import ExtraSnatAddress, ExtraSnatSources
 from lbagent.model.family import Family
-from lbagent.model.further_sources import FurtherAddress, FurtherSources
 from lbagent.model.path_info import PathInfo
 from lbagent.net.paths import LOOPBACK, NO_OUTPUT, RECENT, Hop, PathFinder, PathNeeds, PathSettings, gateways
 from lbagent.targets.bpf.checks.device_checks import unattached_outputs
@@ -41,22 +41,22 @@ def test_pods_keep_their_address_towards_other_nodes() -> None:
         assert not any(finder(settings)(backend(where)).keeps_pod for where in (*here, *there))
 
 
-def test_further_source_addresses() -> None:
+def test_extra_snat_source_addresses() -> None:
     """They are those of the family; one that no device has is known as such."""
-    further = FurtherSources((ip("10.0.0.9"), b"", ip("10.0.0.1"), ip("203.0.113.5")), (ip("fd00::5"),))
-    find = finder(PathSettings("me", (), ("cni*",), further))
-    nine, one = FurtherAddress(1, ip("10.0.0.9")), FurtherAddress(3, ip("10.0.0.1"))
-    missing = FurtherAddress(4, ip("203.0.113.5"), present=False)
+    extra_snat = ExtraSnatSources((ip("10.0.0.9"), b"", ip("10.0.0.1"), ip("203.0.113.5")), (ip("fd00::5"),))
+    find = finder(PathSettings("me", (), ("cni*",), extra_snat))
+    nine, one = ExtraSnatAddress(1, ip("10.0.0.9")), ExtraSnatAddress(3, ip("10.0.0.1"))
+    missing = ExtraSnatAddress(4, ip("203.0.113.5"), present=False)
     for where in ("10.0.0.7", "10.81.0.9", "10.244.0.5"):
-        assert find(backend(where)).further == (nine, one, missing)
-    assert find(backend("2001:db8::9")).further == (FurtherAddress(1, ip("fd00::5"), present=False),)
-    assert find(backend("10.0.0.1")).further == (), "a process of this node is reached without translation"
+        assert find(backend(where)).extra_snat == (nine, one, missing)
+    assert find(backend("2001:db8::9")).extra_snat == (ExtraSnatAddress(1, ip("fd00::5"), present=False),)
+    assert find(backend("10.0.0.1")).extra_snat == (), "a process of this node is reached without translation"
 
 
-def test_a_further_address_is_the_first_one_only_where_there_is_no_other() -> None:
+def test_a_extra_snat_address_is_the_first_one_only_where_there_is_no_other() -> None:
     """The kernel lists a new IPv6 address before the others."""
     new_first = (address("fd00::5/64", ETH0), address("10.0.0.5/24", ETH0), *ADDRESSES)
-    settings = PathSettings("me", (), (), FurtherSources((ip("10.0.0.5"), ip("10.244.0.1")), (ip("fd00::5"),)))
+    settings = PathSettings("me", (), (), ExtraSnatSources((ip("10.0.0.5"), ip("10.244.0.1")), (ip("fd00::5"),)))
     find = finder(settings, addresses=new_first)
     assert find(backend("10.0.0.7")).snat == ip("10.0.0.1")
     assert find(backend("2001:db8::9")).snat == ip("fd00::1")

@@ -1,4 +1,4 @@
-"""What a folder refuses is in the log once, by file and line; so is its end."""
+"""A fault of a folder is logged once, by file and line; so is its end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def told(caplog: pytest.LogCaptureFixture, event: str = "manifest refused") -> list[tuple[str, str]]:
+def logged(caplog: pytest.LogCaptureFixture, event: str = "manifest refused") -> list[tuple[str, str]]:
     return [(record.levelname, record.error) for record in caplog.records if record.getMessage() == event]  # type: ignore[attr-defined]
 
 
@@ -50,18 +50,18 @@ async def test_a_file_that_does_not_parse(tmp_path: Path, caplog: pytest.LogCapt
     web = tmp_path / "web.yaml"
     web.write_text(GOOD)
     async with following(tmp_path) as source:
-        assert told(caplog) == []
+        assert logged(caplog) == []
         web.write_text(GOOD + "---\nkind: [\n")
-        await until(lambda: bool(told(caplog)))
+        await until(lambda: bool(logged(caplog)))
         await asyncio.sleep(0.2)  # several looks at the folder
-        [(level, error)] = told(caplog)
+        [(level, error)] = logged(caplog)
         assert level == "ERROR"
         assert error.startswith(f"{web}:6: ")
         assert error.endswith("; kept 1 objects of generation 1")
         assert [str(message) for message in source.problems()] == [error]
         web.write_text(GOOD)
         await until(lambda: told_end(caplog))
-    assert len(told(caplog)) == 1
+    assert len(logged(caplog)) == 1
 
 
 def told_end(caplog: pytest.LogCaptureFixture) -> bool:
@@ -74,9 +74,9 @@ async def test_a_folder_that_disappears(tmp_path: Path, caplog: pytest.LogCaptur
     (folder / "web.yaml").write_text(GOOD)
     async with following(folder) as source:
         folder.rename(tmp_path / "away")
-        await until(lambda: bool(told(caplog)))
+        await until(lambda: bool(logged(caplog)))
         assert not source.trusted
-    [(level, error)] = told(caplog)
+    [(level, error)] = logged(caplog)
     assert level == "ERROR"
     assert error == f"{folder}: the folder cannot be read: No such file or directory; kept 1 objects of generation 1"
 
@@ -84,7 +84,7 @@ async def test_a_folder_that_disappears(tmp_path: Path, caplog: pytest.LogCaptur
 async def test_a_folder_that_was_never_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with following(tmp_path / "none"):
         pass
-    [(level, error)] = told(caplog, "warning about an object")
+    [(level, error)] = logged(caplog, "warning about an object")
     assert level == "WARNING"
     assert "No such file or directory" in error
 
@@ -95,7 +95,7 @@ async def test_remembered_states_that_cannot_be_read(tmp_path: Path, caplog: pyt
     task = asyncio.create_task(source.run(lambda _changes: None))
     await asyncio.wait_for(source.synced.wait(), 10)
     task.cancel()
-    [(level, error)] = told(caplog, "saved backend states refused")
+    [(level, error)] = logged(caplog, "saved backend states refused")
     assert level == "ERROR"
     assert FILE in error
 
@@ -107,5 +107,5 @@ async def test_a_thousand_faulty_files_do_not_fill_the_log(tmp_path: Path, caplo
         (folder / f"{number}.yaml").write_text("kind: [")
     async with following(folder):
         pass
-    assert len(told(caplog)) == 200
+    assert len(logged(caplog)) == 200
     assert [record.left_out for record in caplog.records if "too many messages" in record.getMessage()] == [300]  # type: ignore[attr-defined]

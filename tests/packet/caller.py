@@ -1,4 +1,4 @@
-"""A client port in conversation with a frontend: what it sends, and what the backend it reached sends back."""
+"""A client port that talks to a frontend: its packets, and those of the backend that it reached."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def reply(fam: Family, proto: int, backend: BackendRow, to: Endpoint, flags: str
 
 @dataclass
 class Caller:
-    """One client port of a service. `backend` and `source` are where the last packet that arrived went, and as whom."""
+    """One client port of a service. `backend` and `source` are the destination and source of the last packet that arrived."""
 
     world: World
     service: ServiceRow
@@ -56,7 +56,7 @@ class Caller:
 
     @property
     def place(self) -> tuple[BackendRow | None, Endpoint]:
-        """Where its packets go, and as whom."""
+        """Destination and source of its packets."""
         return self.backend, self.source
 
     def send(self, flags: str = "A") -> Outcome:
@@ -69,7 +69,7 @@ class Caller:
         return out
 
     def stays(self, flags: str = "A") -> bool:
-        """Send a packet; say whether it went where the one before went, and as the same."""
+        """Send a packet; return whether it has the same destination and source as the one before."""
         before = self.place
         self.send(flags)
         return self.went is not None and self.place == before
@@ -83,7 +83,7 @@ class Caller:
         return self.world.run(self.hook, frame, self.world.net.lb1)
 
     def is_answered(self, flags: str = "A") -> bool:
-        """Let the backend answer; say whether this very client gets it, from the frontend."""
+        """Let the backend answer; return whether this client gets it, from the frontend."""
         out = self.answer(flags)
         if out.dropped:
             return False
@@ -91,7 +91,7 @@ class Caller:
         return (expect.source(out), expect.destination(out)) == (frontend, self.endpoint)
 
     def establish(self) -> Outcome:
-        """Open the connection (TCP: three packets), and exchange some data. Returns what became of the first packet."""
+        """Open the connection (TCP: three packets), and exchange some data. Returns the outcome of the first packet."""
         first = self.send("S")
         if first.dropped or self.backend is None:
             return first
@@ -108,9 +108,9 @@ def _leads_to(out: Outcome, row: BackendRow) -> bool:
 
 
 def sweep(world: World, fam: Family, share: float = 1.0, *, former: bool = False) -> tuple[int, int]:
-    """Run the sweeper over the first part of a family's table; return its live flows, and until when ages are right then.
+    """Run the sweeper over the first part of a family's table; return its live flows, and until when ages are reliable then.
 
-    `former`: let it look at lb_former_backend.
+    `former`: let it read lb_former_backend.
     """
     size = FLOW4_SIZE if fam.version == 4 else FLOW6_SIZE
     buckets = int(world.maps.specs[f"lb{fam.version}_flow"].value_size // size // FLOW_WAYS * share)
@@ -120,7 +120,7 @@ def sweep(world: World, fam: Family, share: float = 1.0, *, former: bool = False
 
 
 def sweep_former(world: World, fam: Family, former: FormerBackends) -> None:
-    """Sweep a family's table as the agent does when backends left a frontend."""
+    """Sweep a family's table as the agent does after backends left a frontend."""
     is_due = former.begin_sweep()
     sweep(world, fam, former=is_due)
     former.end_sweep()

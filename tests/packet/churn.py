@@ -1,4 +1,4 @@
-"""What a control plane does while the fuzzer's packets come: backends rest, go and come back, next hops retire and return.
+"""Changes of a control plane during the fuzzer's packets: backends rest, leave and return, next hops retire and return.
 
 Written in the order of a plan (slots, matches and tables before the path record), so a packet between two steps is never run.
 """
@@ -22,7 +22,7 @@ LIVE, RESTING, GONE = "live", "resting", "gone"
 
 
 class Churn:
-    """Changes a scene at random; `scene.backends` always holds who may get packets now."""
+    """Changes a scene at random; `scene.backends` always has the backends that may get packets now."""
 
     def __init__(self, scene: Scene, rng: random.Random) -> None:
         """Take a scene in which every backend lives and takes new flows."""
@@ -55,7 +55,7 @@ class Churn:
         self._services(row)
 
     def _services(self, changed: BackendRow) -> None:
-        """Write the slots of every frontend with this backend anew."""
+        """Write the slots of every frontend with this backend again."""
         world = self.scene.world
         for row in self.scene.rows:
             if changed not in row.backends:

@@ -1,8 +1,8 @@
-"""A clock that tests set: hours pass in no time for programs that are loaded with it.
+"""A clock that tests set: programs loaded with it see hours pass at once.
 
-The programs read jiffies (flows, slots, answers) and nanoseconds (affinity) from the kernel. Here a number of the test's is in place of
-both: the very instructions that are shipped, except these two calls. So a test can tell what happens in the tick in which a time-out
-ends, however slow the machine is.
+The programs read jiffies (flows, slots, answers) and nanoseconds (affinity) from the kernel. Here a number of the test replaces
+both: the instructions are those that are shipped, except for these two calls. So a test can check the tick in which a time-out
+ends, on a machine of any speed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.load import program_settings
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.run.sweep import trust_ages
 from lbagent.kernel import bpf_map, jiffies
 from lbagent.kernel.opcodes import LDX_U64, insn
@@ -50,7 +50,7 @@ class Clock:
         self.restart()
 
     def splice(self, artifact: Artifact, maps: Mapping[str, int]) -> Artifact:
-        """Return programs that go by this clock alone."""
+        """Return programs that use only this clock."""
         instead = {number: map_value(1, self.fd, at) + insn(LDX_U64, dst=0, src=1) for number, at in HELPERS.items()}
         programs = {name: with_calls_replaced(item, instead) for name, item in artifact.programs.items()}
         return replace(artifact, programs=programs)
@@ -79,7 +79,7 @@ class Clock:
         return self._ticks - self.START
 
     def close(self) -> None:
-        """Give the map back."""
+        """Close the map."""
         os.close(self.fd)
 
 
@@ -110,7 +110,7 @@ class TimedWorld:
 
 
 @contextmanager
-def open_timed_world(options: Settings = DEFAULTS, sizes: Sizes = SMALL) -> Iterator[TimedWorld]:
+def open_timed_world(options: ProgramSettings = DEFAULTS, sizes: Sizes = SMALL) -> Iterator[TimedWorld]:
     """Load every program with a clock of its own."""
     clock = Clock()
     try:

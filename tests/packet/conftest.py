@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.errors import Unsupported
 from tests.packet.clock import TimedWorld, open_timed_world
 from tests.packet.craft import FAMILIES, Family
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from _pytest.fixtures import SubRequest
 
 
-WITHOUT_PROGRAMS = {"test_plain_frames.py", "test_wire.py"}  # they load none, unless they ask for a world
+WITHOUT_PROGRAMS = {"test_plain_frames.py", "test_wire.py"}  # they load none, unless they use a world
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what loads programs."""
+    """Mark the tests that load programs."""
     for item in items:
         names = getattr(item, "fixturenames", ())
         loads = item.path.name not in WITHOUT_PROGRAMS or any(name.endswith("world") for name in names)
@@ -53,7 +53,7 @@ def world(loaded_world: World) -> World:
 @pytest.fixture(scope="session")
 def loaded_announcing_world() -> Iterator[World]:
     """Load programs that announce."""
-    with open_world(Settings(announce=True)) as world:
+    with open_world(ProgramSettings(announce=True)) as world:
         yield world
 
 
@@ -61,7 +61,7 @@ def loaded_announcing_world() -> Iterator[World]:
 def loaded_still_world() -> Iterator[TimedWorld]:
     """Load programs with one bucket of four entries and one SNAT port, for which time stands still."""
     sizes = dataclasses.replace(SMALL, flow4=4, flow6=4, snat4=64, snat6=64)
-    with open_timed_world(Settings(snat_port_min=2000, snat_port_max=2000), sizes) as timed:
+    with open_timed_world(ProgramSettings(snat_port_min=2000, snat_port_max=2000), sizes) as timed:
         yield timed
 
 
@@ -80,5 +80,5 @@ def fam(request: SubRequest) -> Family:
 
 @pytest.fixture(params=[XDP, TC_INGRESS])
 def hook(request: SubRequest) -> str:
-    """Run the test at each hook where requests come in."""
+    """Run the test at each hook that receives requests."""
     return str(request.param)

@@ -1,4 +1,4 @@
-"""Frames the fuzzer starts from: everything the programs have a rule for, around flows that are under way."""
+"""Frames the fuzzer starts from: all kinds that the programs have a rule for, around existing flows."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from tests.packet.world import (
     World,
 )
 
-POD_PORTS = (40600, 2600)  # of pods that ask; the second one is a SNAT port of the node too
+POD_PORTS = (40600, 2600)  # of client pods; the second one is a SNAT port of the node, too
 PORTS = {"mixed": 80, "maglev": 81, "sticky": 82, "empty": 83, "ranged": 84, "small": 85}
 
 
 @dataclass
 class Scene:
-    """The seeds and what is allowed to come of them."""
+    """The seeds and their allowed outcomes."""
 
     world: World
     kinds: dict[str, list[tuple[str, int, bytes]]] = field(default_factory=dict)  # hook, device, frame

@@ -111,7 +111,7 @@ def tcp(
 ) -> Packet:
     """Return an IP/TCP packet; `seq`, `ack`, `options` go to TCP, the rest to IP.
 
-    Without numbers it is of a conversation in which both sides began with 0 and have said nothing yet: an ACK acknowledges the
+    Without numbers it belongs to a connection in which both sides began with 0 and have sent no data yet: an ACK acknowledges the
     other side's SYN.
     """
     own = {k: kw.pop(k) for k in ("seq", "ack", "options", "window") if k in kw}
@@ -153,7 +153,7 @@ def decode(data: bytes) -> Packet:
 
 
 def recomputed(packet: Packet) -> bytes:
-    """Return the frame with all lengths and checksums computed anew by scapy: equal bytes mean they were right.
+    """Return the frame with all lengths and checksums computed again by scapy: equal bytes mean they were right.
 
     A quoted packet inside an ICMP error is left as it is.
     """

@@ -1,4 +1,4 @@
-"""What a right translation looks like: the frame that went in, fields changed and every checksum computed anew by scapy."""
+"""The expected translation: the input frame with changed fields, and every checksum computed by scapy."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def replied(outcome: Outcome, frame: bytes, service: ServiceRow, client: str, po
 
 
 def replied_in_place(outcome: Outcome, frame: bytes, service: ServiceRow) -> None:
-    """Assert that a local backend's reply was given the frontend's address and goes on where it was going."""
+    """Assert that a local backend's reply has the frontend's address and keeps its destination."""
     assert outcome.passed, outcome
     wanted = translated(frame, src=service.address, sport=service.port)
     assert outcome.packet == wanted, difference(outcome.packet, wanted)
@@ -109,7 +109,7 @@ def handed_over(world: World, frame: bytes, device: int = 0, reason: Reason = Re
     """Assert that XDP leaves `frame` untouched to tc_after_xdp and counts nothing but that; return what became of it there."""
     out = world.run(XDP, frame, device)
     untouched(out, frame)
-    assert out.metadata, "tc_after_xdp cannot know that the frame is its own"
+    assert out.metadata, "tc_after_xdp cannot recognise the frame"
     assert out.counted == {reason: 1}
     return world.run(TC_AFTER_XDP, marked(frame), device)
 

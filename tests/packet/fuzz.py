@@ -28,7 +28,7 @@ from tests.packet.mutate import mutate
 from tests.packet.world import TC_AFTER_XDP, XDP, World, runnable
 
 SEED = 20260731
-EPOCH = 20_000  # packets after which the world is made anew: tables full of odd flows would hide the rest
+EPOCH = 20_000  # packets after which the world is emptied: tables full of odd flows would hide the rest
 SAMPLE = 997  # of the translated packets one in so many is held against scapy
 CHURN = 250  # packets between two changes of backends or next hops
 WEIGHTED = (
@@ -47,7 +47,7 @@ class Bad(AssertionError):
 
 
 class Checker:
-    """Judges what came of each frame; knows the scene and who has opened a flow since."""
+    """Checks the outcome of each frame; has the scene and the flows opened since."""
 
     def __init__(self, scene: Scene) -> None:
         """Take a scene whose flows are open."""
@@ -83,7 +83,7 @@ class Checker:
             self._cut(frame, before, out, after)
             return
         kept = (after.src, after.sport) == (before.src, before.sport)
-        if not before.first and before.src in self.scene.snat:  # with SNAT or without, a later fragment does not say
+        if not before.first and before.src in self.scene.snat:  # a later fragment does not show whether it has SNAT
             kept = kept and after.ttl == before.ttl
         back_up = kept and after.dst in self.local  # tc_egress: was leaving, its backend is here
         if after.ttl == 0 and sent and not back_up:
@@ -101,7 +101,7 @@ class Checker:
             self._translated(frame, before, out, after, hops=hops)
 
     def _answer(self, frame: bytes, before: wire.Wire, out: bytes, after: wire.Wire) -> None:
-        """The program's own words: a RST or an ICMP error about this very packet."""
+        """An answer of the program: a RST or an ICMP error about this packet."""
         self.seen["answered"] += 1
         if after.bad:
             raise Bad(f"an answer with a wrong checksum: {after.bad}")
@@ -182,13 +182,13 @@ class Checker:
         clients = {address for address, _, _ in self.scene.clients}
         frontends = {address for address, _, _ in self.scene.frontends}
         for key in [k for k, v in self.frontend_of.items() if k[0] == after.dst and v[0] == before.src]:
-            del self.frontend_of[key]  # it may have opened a flow, and does not say which
+            del self.frontend_of[key]  # it may have opened a flow, without its ports
         if after.dst not in backends and not (after.src in frontends and after.dst in clients):
             raise Bad("a later fragment went to a stranger")
 
 
 def is_cut(frame: bytes, before: wire.Wire, out: bytes, after: wire.Wire) -> bool:
-    """Say whether an IPv4 datagram left in fragments: what came out has another fragment offset."""
+    """Return whether an IPv4 datagram left in fragments: what came out has another fragment offset."""
     offsets = (
         int.from_bytes(data[at + 6 : at + 8], "big") & 0x1FFF for data, at in ((frame, before.l2), (out, after.l2))
     )

@@ -1,4 +1,4 @@
-"""Brings the programs into the kernel for a test: unpinned maps, one generation, a private namespace; all gone at the end."""
+"""Loads the programs for a test: unpinned maps, one generation, a private namespace; all removed at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lbagent.bpf.compiler import builder
 from lbagent.bpf.load import program_settings
 from lbagent.bpf.load.loader import load_generation
-from lbagent.bpf.load.program_settings import Seeds, Settings
+from lbagent.bpf.load.program_settings import ProgramSettings, Seeds
 from lbagent.kernel import jiffies
 from lbagent.maps import pins
 from lbagent.maps.kernel_maps import KernelMaps
@@ -27,13 +27,13 @@ SMALL = Sizes(
     flow4=1 << 12, flow6=1 << 12, snat4=1 << 15, snat6=1 << 15, services=1 << 10, backends=1 << 10,
     source_ranges=1 << 8, affinity=1 << 8, spill=1 << 10, fragments=1 << 8, maglev_size=251,
 )  # fmt: skip
-DEFAULTS = Settings()
+DEFAULTS = ProgramSettings()
 SEEDS = Seeds(0x243F6A8885A308D3, 0x13198A2E03707344)  # fixed: the same flows meet the same buckets in each run
 
 
 @contextmanager
 def one_cpu() -> Iterator[None]:
-    """Stay on one CPU: answers are counted by each apart, so that a flood which moves on is answered anew."""
+    """Stay on one CPU: each counts answers separately, so a flood that moves to another CPU gets new answers."""
     cpus = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cpus)})
     try:
@@ -44,7 +44,7 @@ def one_cpu() -> Iterator[None]:
 
 @contextmanager
 def open_world(
-    options: Settings = DEFAULTS,
+    options: ProgramSettings = DEFAULTS,
     sizes: Sizes = SMALL,
     seeds: Seeds = SEEDS,
     artifact: Artifact | None = None,

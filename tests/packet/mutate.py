@@ -48,7 +48,7 @@ def header_length(rng: Random, frame: bytes, _other: bytes) -> bytes:
 
 
 def total_length(rng: Random, frame: bytes, _other: bytes) -> bytes:
-    """Lie about the length of the packet."""
+    """Set a wrong length of the packet."""
     at = l3_of(frame)
     if len(frame) < at + 6:
         return frame
@@ -229,7 +229,7 @@ def l3_of(frame: bytes) -> int:
 
 
 def mutate(rng: Random, frame: bytes, other: bytes) -> bytes:
-    """Apply one or two mutations, and mend the checksums half of the time so that broken headers get past the first look."""
+    """Apply one or two mutations, and repair the checksums half of the time so that broken headers pass the first check."""
     out = MUTATIONS[rng.randrange(len(MUTATIONS))](rng, frame, other)
     if rng.random() < 0.25:
         out = MUTATIONS[rng.randrange(len(MUTATIONS))](rng, out, other)

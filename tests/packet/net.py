@@ -1,7 +1,7 @@
 """An empty network namespace with the devices of the packet tests: lb0 and lb1 (NICs), pod0 (a pod's veth).
 
-BPF_PROG_TEST_RUN takes ifindex and FIB from the caller's namespace, so every run happens inside one of these and never
-sees the machine's own routes.
+BPF_PROG_TEST_RUN takes ifindex and FIB from the caller's namespace, so every run is inside one of these and never uses the
+machine's own routes.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Net:
             subprocess.run(["ip", *line.split()], check=True)
 
     def close(self) -> None:
-        """Let the namespace go."""
+        """Remove the namespace."""
         os.close(self.fd)
 
 

@@ -1,6 +1,7 @@
-"""Plain segments and datagrams, fifty times as quick as scapy: it builds one frame of each kind, and copies of that get the rest.
+"""Plain segments and datagrams, fifty times as fast as scapy: it builds one frame of each kind, and copies of that get the other
+fields.
 
-For tests that need thousands. `test_plain_frames.py` holds them against scapy's.
+For tests that need thousands. `test_plain_frames.py` compares them with scapy's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Another CPU comes in between two steps of a program: at the points that base/race_point.h names, words of the tables change.
+"""Another CPU runs between two steps of a program: at the points of base/race_point.h, words of the tables change.
 
-What the other CPU does is no guess: its packet is run first, alone, and the words it changed are noted and put back (`noted`). Then it is
-"let in" at a point: the next program that reaches the point writes the same words, and goes on.
+The changes of the other CPU are real: its packet is run first, alone, and the words it changed are recorded and restored
+(`noted`). Then it is "let in" at a point: the next program that reaches the point writes the same words, and continues.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Change = dict[tuple[str, int], int]  # table, offset in bytes -> word
 
 @cache
 def race_artifact() -> Artifact:
-    """Compile the programs with their race points; taken from the last time where nothing changed."""
+    """Compile the programs with their race points; unchanged ones are reused."""
     ARTIFACT.parent.mkdir(exist_ok=True)
     flag = f"-DLB_RACE_POINTS={HELPER}"
     return builder.build(ARTIFACT, units=[replace(unit, flags=(*unit.flags, flag)) for unit in UNITS])
@@ -60,11 +60,11 @@ class RacePoints:
     """The other CPU, for programs that were loaded with it."""
 
     def __init__(self) -> None:
-        """Let nobody in."""
+        """No CPU is let in."""
         self.fd = pins.create_map(MapSpec("test_race", MapType.ARRAY, 4, RECORD * (max(POINTS.values()) + 1), 1))
 
     def splice(self, artifact: Artifact, maps: Mapping[str, int]) -> Artifact:
-        """Return programs of race_artifact() in which the other CPU comes in where it is let in."""
+        """Return programs of race_artifact() in which the other CPU runs at the points where it is let in."""
         programs = {
             name: with_calls_replaced(item, {HELPER: self._point(maps, item.unit[: len("lb4")])})
             for name, item in artifact.programs.items()
@@ -72,7 +72,7 @@ class RacePoints:
         return replace(artifact, programs=programs)
 
     def _point(self, maps: Mapping[str, int], family: str) -> bytes:
-        """Return what stands at a point of a family's programs: r1 is its number."""
+        """Return the instructions at a point of a family's programs: r1 is its number."""
         body = insn(ST_U64_IMM, dst=2)  # only once
         at = 8
         for table, words in WORDS.items():
@@ -101,11 +101,11 @@ class RacePoints:
         bpf_map.map_update(self.fd, bytes(4), bytes(value))
 
     def passed(self, point: str) -> bool:
-        """Say whether the point was reached since the other CPU was let in there."""
+        """Return whether the point was reached since the other CPU was let in there."""
         return not struct.unpack_from("=Q", self._read(), POINTS[point] * RECORD)[0]
 
     def close(self) -> None:
-        """Give the map back."""
+        """Close the map."""
         os.close(self.fd)
 
     def _read(self) -> bytes:
@@ -135,7 +135,7 @@ def read(world: World, family: int, table: str) -> tuple[int, ...]:
 
 
 def noted(world: World, family: int, act: Callable[[], object], names: Sequence[str] = ("flow", "snat")) -> Change:
-    """Do something, and return which words it changed to what; all are put back."""
+    """Run an action, and return the words that it changed with their new values; all are restored."""
     before = {table: read(world, family, table) for table in names}
     act()
     change: Change = {}

@@ -1,6 +1,6 @@
-"""Puts other instructions in the place of helper calls in compiled programs: a clock that can be set, a CPU that comes in between.
+"""Replaces helper calls in compiled programs by other instructions: a clock that can be set, a CPU that runs in between.
 
-What is shipped stays as it is: a test takes the built artifact, changes it in memory and loads that.
+The shipped programs stay unchanged: a test takes the built artifact, changes it in memory and loads that.
 """
 
 from __future__ import annotations

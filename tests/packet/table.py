@@ -1,4 +1,4 @@
-"""Flow entries and SNAT slots by the fields of maps/flow_layout.py, for tests that look inside or turn the clock."""
+"""Flow entries and SNAT slots by the fields of maps/flow_layout.py, for tests that read the tables or change ages."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _client(family: Family, found: Fields) -> tuple[str, int]:
 
 
 def host_order(port: int) -> int:
-    """Return a port as it lies in a word as a number, or the other way round."""
+    """Return a port as stored in a word as a number, or the reverse."""
     return (port & 0xFF) << 8 | port >> 8
 
 
@@ -165,7 +165,7 @@ def earlier_reply(world: World, family: Family, ticks: int) -> None:
 
 
 def later(world: World, family: Family, ticks: int) -> None:
-    """Let everything that the programs know of the flows look as if it had happened `ticks` (a multiple of SLOT_UNIT) earlier."""
+    """Make all times of flows in the maps `ticks` (a multiple of SLOT_UNIT) older."""
     earlier_reply(world, family, ticks)
     older_slots(world, family, ticks)
     age(world, family, ticks)
@@ -188,7 +188,7 @@ def held_slots(world: World, family: Family) -> int:
 
 
 def slot_holder(world: World, family: Family, index: int) -> tuple[str, int] | None:
-    """Return the client, address and port, that holds a SNAT slot; None where nobody does."""
+    """Return the client, address and port, that holds a SNAT slot; None if it is free."""
     name, record = f"lb{family.version}_snat", slot_record(family)
     with world.maps.window(name, index * record.size % world.maps.specs[name].value_size, record.size) as view:
         words = struct.unpack(f"={record.words}Q", view)

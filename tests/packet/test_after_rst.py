@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
 from tests.packet.clock import TimedWorld, ticks_of
@@ -19,7 +19,7 @@ from tests.packet.world import TCP, UDP, World
 
 __all__ = ["narrow_world", "one"]  # fixtures
 
-DEFAULTS = Settings()
+DEFAULTS = ProgramSettings()
 BOTH_FIN = 3
 ENDS = pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 
@@ -27,7 +27,7 @@ ENDS = pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 def play(talk: Talk, words: str) -> Talk:
     """Let a conversation take place; `<` is the backend's."""
     for word in words.split():
-        (talk.hear if word.startswith("<") else talk.say)(word.lstrip("<"))
+        (talk.from_backend if word.startswith("<") else talk.from_client)(word.lstrip("<"))
     return talk
 
 
@@ -55,7 +55,7 @@ LIVING = {  # what follows the handshake, and which FINs are seen then
 @ENDS
 @pytest.mark.parametrize("case", list(LIVING))
 def test_data_of_both_sides_after_it(world: World, fam: Family, hook: str, case: str, *, local: bool) -> None:
-    """The peer of a real RST would answer each of these segments with another one."""
+    """The peer of a real RST would answer each of these segments with another RST."""
     words, fin = LIVING[case]
     talk = play(opened(world, fam, hook, local=local), words)
     flow = table.only(world, fam)
@@ -91,7 +91,7 @@ def test_what_leaves_it_closed(world: World, fam: Family, hook: str, case: str, 
 
 @ENDS
 def test_a_syn_begins_a_handshake_as_before(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """What was seen after the RST is of the connection before."""
+    """Bits set after the RST belong to the connection before."""
     talk = opened(world, fam, hook, local=local)
     for words, state in (("R A S", NEW), ("<SA A", EST), ("R", CLOSING), ("<A", CLOSING), ("A", EST)):
         assert play(talk, words).state == state
@@ -171,11 +171,11 @@ def _nexthop(world: World, fam: Family) -> int:
 
 @ENDS
 def test_what_ended_with_its_backend_stays_ended(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """It was answered with RST: data of a backend that goes on does not bring the flow back where the frontend is served again."""
+    """It was answered with RST: further data of the backend does not establish the flow again when the frontend is served again."""
     talk = opened(world, fam, hook, local=local)
     source = talk.source
     world.remove_service(talk.service)
-    assert talk.say("FA").counted == {Reason.REJECT_SERVICE_GONE: 1}
+    assert talk.from_client("FA").counted == {Reason.REJECT_SERVICE_GONE: 1}
     world.service(fam, fam.vip, 80, TCP, [talk.backend], ident=talk.service.id)
     talk.source = source
     play(talk, "<PA A <PA")
@@ -206,11 +206,11 @@ def test_a_datagram_resets_nothing(world: World, fam: Family, hook: str) -> None
     """UDP has no such bits: its handshake word and the bit of a conversation that lasts are what they were."""
     talk = Talk(world, fam, hook, UDP, local=False)
     for _ in range(2):
-        talk.say("")
-        talk.hear("")
+        talk.from_client("")
+        talk.from_backend("")
     flow = table.only(world, fam)
     table.earlier_reply(world, fam, 4)
-    talk.say("")
+    talk.from_client("")
     after = table.only(world, fam)
     assert (flow.state, flow.fin, after.state, after.fin) == (EST, 0, EST, 1)
 
@@ -221,4 +221,4 @@ def test_it_is_counted_among_the_live_ones(world: World, fam: Family, hook: str)
     for words in ("R", "A", "<A"):
         play(talk, words)
         assert sweep(world, fam) == 1
-    assert expect.source(talk.say("A"))[1] == table.only(world, fam).snat_port
+    assert expect.source(talk.from_client("A"))[1] == table.only(world, fam).snat_port

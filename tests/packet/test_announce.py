@@ -1,4 +1,4 @@
-"""Who has an announced address: ARP requests (RFC 826, RFC 5227) and neighbor solicitations (RFC 4861) that the programs answer, and all others."""
+"""Announced addresses: ARP requests (RFC 826, RFC 5227) and neighbor solicitations (RFC 4861) that the programs answer, and all others."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def group_of(target: str) -> tuple[str, str]:
 
 
 def request(fam: Family, target: str, sender: str = "", *, to: str = "", mac: str = "", **fields: object) -> Packet:
-    """Return a question; `to`, `mac`: it is sent to this address alone."""
+    """Return a request; `to`, `mac`: it is sent to this address alone."""
     if fam.version == 4:
         arp = ARP(op=1, hwsrc=ASKER, psrc=sender or fam.router, hwdst="00:00:00:00:00:00", pdst=target)
         for name, value in fields.items():
@@ -69,29 +69,29 @@ def request(fam: Family, target: str, sender: str = "", *, to: str = "", mac: st
 
 
 def assert_answered(out: Outcome, fam: Family, target: str, asker: str = "") -> None:
-    """The sender is told that `target` has VIP_MAC."""
+    """The sender gets the answer that `target` has VIP_MAC."""
     assert out.forwarded
     assert out.counted == {Reason.ANSWER_NEIGHBOR: 1}
-    said = Ether(out.packet)
-    assert (said.src, said.dst) == (VIP_MAC, ASKER)
+    answer = Ether(out.packet)
+    assert (answer.src, answer.dst) == (VIP_MAC, ASKER)
     asker = asker or fam.router
     if fam.version == 4:
-        arp = said[ARP]
+        arp = answer[ARP]
         assert (arp.hwtype, arp.ptype, arp.hwlen, arp.plen, arp.op) == (1, 0x0800, 6, 4, 2)
         assert (arp.hwsrc, arp.psrc, arp.hwdst, arp.pdst) == (VIP_MAC, target, ASKER, asker)
         return
     assert len(out.packet) == 14 + 40 + 32
-    assert (said[IPv6].src, said[IPv6].dst, said[IPv6].hlim, said[IPv6].plen) == (target, asker, 255, 32)
-    advert = said[ICMPv6ND_NA]
+    assert (answer[IPv6].src, answer[IPv6].dst, answer[IPv6].hlim, answer[IPv6].plen) == (target, asker, 255, 32)
+    advert = answer[ICMPv6ND_NA]
     assert (advert.code, advert.tgt, advert.R, advert.S, advert.O, advert.res) == (0, target, 0, 1, 1, 0)
-    assert said[ICMPv6NDOptDstLLAddr].lladdr == VIP_MAC
+    assert answer[ICMPv6NDOptDstLLAddr].lladdr == VIP_MAC
     found = advert.cksum
     del advert.cksum
-    assert Ether(bytes(said))[ICMPv6ND_NA].cksum == found
+    assert Ether(bytes(answer))[ICMPv6ND_NA].cksum == found
 
 
 def assert_passed(world: World, hook: str, packet: Packet, device: int = 0) -> None:
-    """The frame goes on as it came."""
+    """The frame passes unchanged."""
     frame = bytes(packet)
     out = world.run(hook, frame, device)
     expect.untouched(out, frame)
@@ -111,7 +111,7 @@ def test_a_padded_frame(announcing_world: World, hook: str) -> None:
 
 @HOOKS
 def test_a_question_to_this_device_alone(announcing_world: World, fam: Family, hook: str) -> None:
-    """So asks a host whether its entry still holds; in IPv6 with or without its MAC address."""
+    """A host checks in this way whether its entry is still valid; in IPv6 with or without its MAC address."""
     asked = request(fam, fam.vip, to=fam.vip, mac=craft.NODE_MAC)
     assert_answered(announcing_world.run(hook, bytes(asked)), fam, fam.vip)
     if fam.version == 6:
@@ -129,19 +129,19 @@ def test_a_question_to_another_host_alone(announcing_world: World, fam: Family, 
 
 @HOOKS
 def test_an_address_that_is_looked_for_before_it_is_used(announcing_world: World, hook: str) -> None:
-    """ARP: an answer to who asks (RFC 5227 §2.1). IPv6: to all, as who asks has no address (RFC 4861 §7.2.4)."""
+    """ARP: an answer to the sender (RFC 5227 §2.1). IPv6: to all, as the sender has no address (RFC 4861 §7.2.4)."""
     out = announcing_world.run(hook, bytes(request(V4, V4.vip, NONE[4])))
     assert_answered(out, V4, V4.vip, NONE[4])
     out = announcing_world.run(hook, bytes(request(V6, V6.vip, "::")))
     assert out.forwarded
-    said = Ether(out.packet)
-    assert (said.src, said.dst) == (VIP_MAC, "33:33:00:00:00:01")
-    assert (said[IPv6].src, said[IPv6].dst) == (V6.vip, "ff02::1")
-    advert = said[ICMPv6ND_NA]
+    answer = Ether(out.packet)
+    assert (answer.src, answer.dst) == (VIP_MAC, "33:33:00:00:00:01")
+    assert (answer[IPv6].src, answer[IPv6].dst) == (V6.vip, "ff02::1")
+    advert = answer[ICMPv6ND_NA]
     assert (advert.R, advert.S, advert.O) == (0, 0, 1)
     found = advert.cksum
     del advert.cksum
-    assert Ether(bytes(said))[ICMPv6ND_NA].cksum == found
+    assert Ether(bytes(answer))[ICMPv6ND_NA].cksum == found
 
 
 @HOOKS
@@ -178,7 +178,7 @@ def test_the_time_ends_by_itself(announcing_world: World, fam: Family, hook: str
 
 @HOOKS
 def test_who_asks_for_its_own_address_announces_it(announcing_world: World, fam: Family, hook: str) -> None:
-    """Gratuitous ARP, or one host too many: the agent is to hear it."""
+    """Gratuitous ARP, or an address conflict: the agent must receive it."""
     assert_passed(announcing_world, hook, request(fam, fam.vip, fam.vip))
 
 
@@ -197,7 +197,7 @@ def test_who_asks_for_its_own_address_announces_it(announcing_world: World, fam:
     ],
 )
 def test_arp_that_is_no_question(announcing_world: World, hook: str, name: str, value: object) -> None:
-    """An answer, another kind of address, a group that asks."""
+    """An answer, another kind of address, a group as sender."""
     packet = bytearray(bytes(request(V4, V4.vip)))
     at, size = {
         "hwtype": (14, 2),
@@ -279,7 +279,7 @@ def test_a_tagged_question(announcing_world: World, fam: Family, hook: str) -> N
 
 
 def test_what_leaves_is_not_answered(announcing_world: World, fam: Family) -> None:
-    """Questions of the node itself."""
+    """Requests of the node itself."""
     assert_passed(announcing_world, TC_EGRESS, request(fam, fam.vip))
     assert_passed(announcing_world, TC_EGRESS, request(fam, fam.vip, to=fam.vip, mac=craft.NODE_MAC))
 

@@ -1,4 +1,4 @@
-"""How many answers the programs give, and to whom they give none, whatever they were asked."""
+"""The rate of the programs' answers, and packets that get none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from scapy.layers.inet import TCP as TcpLayer
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import NODE_MAC, Family
@@ -23,7 +23,7 @@ NEAR_GROUPS = {4: ("223.255.255.10", "203.0.113.10"), 6: ("fe80::10", "fd00:ff::
 @pytest.fixture(scope="module")
 def slow_world() -> Iterator[World]:
     """Load programs that may answer five times a second, on one CPU."""
-    with one_cpu(), open_world(Settings(reject_rate=RATE)) as world:
+    with one_cpu(), open_world(ProgramSettings(reject_rate=RATE)) as world:
         yield world
 
 
@@ -74,7 +74,7 @@ def test_a_flood_is_answered_at_the_rate(slow_world: World, fam: Family, hook: s
 def test_refusals_and_errors_of_the_way_are_counted_apart(
     slow_world: World, fam: Family, hook: str, first: str
 ) -> None:
-    """A flood of either leaves the other one its answers: path MTU discovery goes on beside a service without backends."""
+    """A flood of either does not use up the answers of the other: path MTU discovery continues beside a service without backends."""
     world = slow_world
     world.reset()
     world.service(fam, fam.vip, 80, TCP)
@@ -93,7 +93,7 @@ def test_refusals_and_errors_of_the_way_are_counted_apart(
 
 @pytest.mark.parametrize("proto", [TCP, UDP])
 def test_a_group_is_never_an_answers_source(world: World, fam: Family, hook: str, proto: int) -> None:
-    """What was sent to many has no one who could refuse it (RFC 1122 §3.2.2, RFC 4443 §2.4 e); the addresses beside groups have."""
+    """Packets to groups are not answered (RFC 1122 §3.2.2, RFC 4443 §2.4 e); those to neighbouring addresses are."""
     for address in GROUPS[fam.version]:
         world.service(fam, address, 80, proto)
         out = world.run(hook, craft.frame(craft.segment(fam, proto, fam.client, 40000, address, 80)))

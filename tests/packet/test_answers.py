@@ -1,4 +1,4 @@
-"""What the program itself answers: RST, port unreachable, and when it keeps silent."""
+"""The program's own answers: RST, port unreachable, and packets without an answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from scapy.layers.inet import TCP as TcpLayer
 from scapy.packet import Raw
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, wire
 from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family
@@ -212,7 +212,7 @@ def test_first_fragment_is_answered_and_later_ones_are_not(world: World, hook: s
 @pytest.fixture(scope="module")
 def slow_world() -> Iterator[World]:
     """Load programs that may answer only five times a second and CPU."""
-    with open_world(Settings(reject_rate=5)) as world:
+    with open_world(ProgramSettings(reject_rate=5)) as world:
         yield world
 
 
@@ -232,7 +232,7 @@ def test_answers_are_limited(slow_world: World, fam: Family, hook: str, proto: i
 
 def test_nothing_is_answered_at_rate_zero() -> None:
     """`--reject-rate 0` turns answers off."""
-    with open_world(Settings(reject_rate=0)) as world:
+    with open_world(ProgramSettings(reject_rate=0)) as world:
         for fam in (craft.V4, craft.V6):
             empty_service(world, fam)
             out = world.run(XDP, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80)))
@@ -253,7 +253,7 @@ def test_wire_reads_answers(world: World, fam: Family) -> None:
 
 @pytest.mark.parametrize("proto", [TCP, UDP])
 def test_node_as_a_client_is_answered(world: World, fam: Family, proto: int) -> None:
-    """The answer to a packet that was leaving the node comes back to it: its own process learns at once that no backend serves."""
+    """The answer to a packet that was leaving the node comes back to it: its own process gets the error at once."""
     world.service(fam, fam.vip, 80, proto)
     frame = craft.frame(craft.segment(fam, proto, fam.node, 40000, fam.vip, 80, "S"), src=NODE_MAC, dst=ROUTER_MAC)
     out = world.run(TC_EGRESS, frame, world.net.lb0)

@@ -1,4 +1,4 @@
-"""Frames whose headers lie about lengths, or hold what we do not translate: the stack gets the very bytes that came in."""
+"""Frames with wrong lengths in headers, or with headers that are not translated: the stack gets the same bytes."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ def test_an_ipv4_header_shorter_than_one(world: World, hook: str, words: int) ->
 
 
 def test_an_ipv4_header_longer_than_its_packet(world: World, hook: str) -> None:
-    """The header says 60 bytes, the packet 60 in all, so there is no TCP header."""
+    """The header has 60 bytes, the packet 60 in all, so there is no TCP header."""
     serve(world, V4)
     goes_up_as_it_came(world, hook, patched(plain(V4), 0, b"\x4f"))
 
 
 def test_another_version_than_the_frame_says(world: World, fam: Family, hook: str) -> None:
-    """The Ethernet type says one family, the header another version: not ours."""
+    """The Ethernet type is of one family, the header of another version: passed."""
     serve(world, fam)
     for version in (0, 5, 7, 15):
         first = bytes((version << 4 | (5 if fam.version == 4 else 0),))
@@ -128,7 +128,7 @@ def test_ipv4_options(world: World, hook: str, options: bytes, *, ours: bool) ->
 
 
 def test_ports_are_no_options(world: World, hook: str) -> None:
-    """The options end where the header says: what follows reads like a source route."""
+    """The options end where the header ends: the bytes after it look like a source route."""
     serve(world, V4)
     ip = IP(src=V4.client, dst=V4.vip, options=[IPOption_NOP()] * 4)
     data = craft.frame(ip / TcpLayer(sport=0x8307, dport=PORTS["dport"]))

@@ -1,4 +1,4 @@
-"""What time does, with a clock that is set: time-outs, leases of SNAT ports, renewals, affinity, the rate of answers."""
+"""Effects of time, with a clock that is set: time-outs, leases of SNAT ports, renewals, affinity, the rate of answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
 from tests.packet.caller import Caller, sweep
@@ -19,14 +19,14 @@ from tests.packet.harness import SMALL, one_cpu
 from tests.packet.test_state import TIMEOUTS
 from tests.packet.world import TCP, UDP, XDP, World
 
-DEFAULTS = Settings()
-ONE_PORT = Settings(snat_port_min=2000, snat_port_max=2000)
+DEFAULTS = ProgramSettings()
+ONE_PORT = ProgramSettings(snat_port_min=2000, snat_port_max=2000)
 HOUR_S = 3600
 
 
 @pytest.fixture(scope="module")
 def loaded_timed_world() -> Iterator[TimedWorld]:
-    """Load programs that go by a clock of ours."""
+    """Load programs that use the test's clock."""
     with open_timed_world() as timed:
         yield timed
 
@@ -105,7 +105,7 @@ def test_the_port_of_an_unanswered_syn_comes_back(one_port_world: TimedWorld, fa
 def test_either_side_alone_keeps_a_flow_and_its_port(
     one_port_world: TimedWorld, fam: Family, hook: str, who: str, proto: int
 ) -> None:
-    """Three hours of an upload, or of a download without a word of the client: nobody else gets the only port."""
+    """Three hours of an upload, or of a download without a packet of the client: no other flow gets the only port."""
     held = caller(one_port_world.world, fam, hook, proto)
     held.establish()
     step = (DEFAULTS.timeout_tcp_s if proto == TCP else DEFAULTS.timeout_udp_s) * 0.9
@@ -142,7 +142,7 @@ def small_world(request: pytest.FixtureRequest) -> Iterator[TimedWorld]:
 
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 def test_flows_beside_their_bucket_are_found_for_hours(small_world: TimedWorld, fam: Family, *, local: bool) -> None:
-    """Twelve flows in a small table: those that speak now and then keep their place, in second buckets and in the spill map as well."""
+    """Twelve flows in a small table: those with a packet now and then keep their place, in second buckets and in the spill map as well."""
     small_world.reset()
     first = caller(small_world.world, fam, XDP, local=local)
     talks = [dataclasses.replace(first, port=40000 + n) for n in range(12)]
@@ -241,7 +241,7 @@ def take_over(timed: TimedWorld, held: Caller) -> Caller:
 def test_an_expired_flow_does_not_send_from_a_port_that_is_another_ones(
     one_port_world: TimedWorld, fam: Family, hook: str, flags: str
 ) -> None:
-    """What it sends would be answered to the client that has the port now."""
+    """The answer to its packets would go to the client that has the port now."""
     held = caller(one_port_world.world, fam, hook)
     held.establish()
     taker = take_over(one_port_world, held)
@@ -254,7 +254,7 @@ def test_an_expired_flow_does_not_send_from_a_port_that_is_another_ones(
 def test_an_old_flow_that_ends_does_not_free_the_port_of_the_new_one(
     one_port_world: TimedWorld, fam: Family, hook: str
 ) -> None:
-    """The same client port, the same backend, another frontend: only the slot's generation tells the holders apart."""
+    """The same client port, the same backend, another frontend: only the slot's generation distinguishes the holders."""
     world = one_port_world.world
     held = caller(world, fam, hook)
     held.establish()

@@ -34,7 +34,7 @@ def program(request: pytest.FixtureRequest, loaded_world: World) -> Iterator[int
     """Compile and load the program that notes one packet beside another CPU's."""
     unit = Unit("refresh", SOURCE, "xdp", ("-DLB_HOOK_XDP", f"-DLB_FAMILY={request.param}"))
     (made,) = builder.compile_unit(unit, unit_text(unit), builder.unit_flags(unit))
-    config = program_settings.pack_config(program_settings.Settings(), SMALL, SEEDS, jiffies.hz())
+    config = program_settings.pack_config(program_settings.ProgramSettings(), SMALL, SEEDS, jiffies.hz())
     with generation_maps(config) as own:
         fd = load_program(with_constants(made, config), with_old_maps({**loaded_world.maps.fds, **own}))  # type: ignore[attr-defined]
     yield fd
@@ -54,13 +54,13 @@ def noted(program: int, now: int, read: int, flags: int, *, from_backend: bool) 
 
 @pytest.mark.parametrize("from_backend", [False, True], ids=["client", "backend"])
 def test_two_fins_at_once_close_the_flow(program: int, *, from_backend: bool) -> None:
-    """The other side's FIN was noted between our look and our change: both are in the entry, and it closes."""
+    """The other side's FIN was recorded between read and change: both are in the entry, and it closes."""
     others = FIN_CLIENT if from_backend else FIN_BACKEND
     after = noted(program, value(EST, others), value(EST), FIN | ACK, from_backend=from_backend)
     assert after == value(CLOSING, FIN_CLIENT | FIN_BACKEND)
 
 
 def test_an_entry_that_is_another_flows_by_now_is_left_alone(program: int) -> None:
-    """A new generation, or another backend: our packet says nothing about it."""
+    """A new generation, or another backend: the packet has no effect on it."""
     for other in (value(EST) + 1, value(EST) + (1 << 44)):
         assert noted(program, other, value(EST), FIN | ACK, from_backend=False) == other

@@ -86,7 +86,7 @@ def test_it_changes_no_flow(world: World, fam: Family, hook: str, flags: str, *,
     """Neither its state nor the time of its last packet."""
     talk = Talk(world, fam, hook, TCP, local=local)
     for word in ("S", "<SA", "A"):
-        (talk.hear if word.startswith("<") else talk.say)(word.lstrip("<"))
+        (talk.from_backend if word.startswith("<") else talk.from_client)(word.lstrip("<"))
     table.age(world, fam, 20)
     before = table.only(world, fam)
     out = world.run(hook, segment(fam, 4, flags))
@@ -96,7 +96,7 @@ def test_it_changes_no_flow(world: World, fam: Family, hook: str, flags: str, *,
 
 
 def test_only_what_is_for_a_frontend_is_dropped(served: World, fam: Family, hook: str) -> None:
-    """Any other packet is not ours to judge."""
+    """Other packets are not checked."""
     frame = segment(fam, 4, dport=81)
     out = served.run(hook, frame)
     expect.untouched(out, frame)

@@ -1,4 +1,4 @@
-"""What the programs know of devices: their MAC addresses and pods behind them, also where several records want one place."""
+"""Device records: MAC addresses and pods behind a device, also if several records have the same position."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_frame_for_another_station(world: World, fam: Family, before: int) -> 
             other = to_mac(frame, bytes(mac))
             expect.untouched(world.run(XDP, other), other)
     assert world.run(XDP, frame).forwarded
-    for vlans in ((5,), (5, 6)):  # the other parser asks as well
+    for vlans in ((5,), (5, 6)):  # the other parser checks it, too
         packet = craft.tcp(fam, fam.client, 40000, fam.vip, 80)
         tagged = craft.frame(packet, vlans=vlans)
         other = to_mac(tagged, bytes((2, 0, 0, 0, 0x99, 0x99)))

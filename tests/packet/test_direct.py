@@ -1,4 +1,4 @@
-"""One client port asks a frontend and, at once, the very pod behind it: each answer comes from where it was asked. UDP alone."""
+"""One client port sends to a frontend and at the same time directly to its pod: each answer has the right source. UDP only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.layout import DeviceFlag
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
@@ -37,7 +37,7 @@ class Scene:
         return out
 
     def pod_answers(self, *, proto: int = UDP) -> bool:
-        """Let the pod answer the client itself; say whether the client hears it from the pod."""
+        """Let the pod answer the client directly; return whether the client receives it from the pod."""
         frame = expect.local_reply(self.fam, proto, self.pod, *self.caller.endpoint, "A")
         out = expect.at_pod(self.world, frame)
         return out.passed and out.packet == frame
@@ -56,7 +56,7 @@ def scene(world: World, fam: Family, hook: str, *, client: str = "", host: bool 
 
 
 def both_are_right(one: Scene, rounds: int = 3) -> None:
-    """Ask both in turn; all answers must come from where they were asked."""
+    """Send to both in turn; all answers must come from the address that was used."""
     for _ in range(rounds):
         one.caller.send()
         assert one.caller.is_answered()
@@ -67,7 +67,7 @@ def both_are_right(one: Scene, rounds: int = 3) -> None:
 
 
 def test_the_frontend_first(world: World, fam: Family, hook: str) -> None:
-    """The flow keeps its client's address until the pod is asked directly; from then on it has a SNAT port."""
+    """The flow keeps its client's address until the first direct datagram; from then on it has a SNAT port."""
     one = scene(world, fam, hook)
     for _ in range(2):
         one.caller.send()
@@ -104,7 +104,7 @@ def test_established_or_not(world: World, fam: Family, hook: str) -> None:
 
 
 def test_the_flow_stays_with_its_backend(world: World, fam: Family, hook: str) -> None:
-    """Of many backends: what the client and this one have agreed on goes on."""
+    """With several backends: the conversation of the client with this one continues."""
     pods = [world.backend(fam, fam.local(n), 8053, UDP, local=True) for n in range(1, 9)]
     service = world.service(fam, fam.vip, 53, UDP, pods)
     for port in range(PORT, PORT + 8):
@@ -134,7 +134,7 @@ def test_what_is_no_direct_conversation_of_this_flow(world: World, fam: Family, 
 
 
 def test_the_other_protocol_of_a_pod(world: World, fam: Family, hook: str) -> None:
-    """Segments pass at the entry, but for a SYN, and so do datagrams to a pod with TCP alone; those from a pod are still found to be replies."""
+    """Segments except a SYN pass at the entry, and so do datagrams to a pod with TCP alone; those from a pod are still found to be replies."""
     one = scene(world, fam, hook)
     backend = world.backend(fam, one.pod.address, 8053, TCP, local=True)
     talk = Caller(world, world.service(fam, fam.vip, 53, TCP, [backend]), fam.local(2), PORT, hook)
@@ -169,7 +169,7 @@ def test_pods_ask_each_other(world: World, fam: Family) -> None:
 
 
 def test_a_frontends_datagram_on_its_way_out(world: World, fam: Family) -> None:
-    """A pod asks the frontend: translated where it came in, it leaves by the other pod's device."""
+    """A pod sends to the frontend: translated at its own device, the packet leaves by the other pod's device."""
     one = scene(world, fam, TC_INGRESS, client=fam.local(2))
     world.backend(fam, fam.local(2), PORT, UDP, local=True)
     one.caller.send()
@@ -209,7 +209,7 @@ def test_a_device_over_another_one_is_not_asked(world: World, fam: Family, hook:
 
 
 def test_a_process_of_the_node_keeps_its_flow(world: World, fam: Family, hook: str) -> None:
-    """It can only be asked from the client's own address: what the frontend answers stays right."""
+    """It accepts only the client's own address: the frontend's answers stay right."""
     one = scene(world, fam, hook, host=True)
     one.caller.send()
     one.asks_pod()
@@ -259,7 +259,7 @@ def test_the_backend_goes_before_the_flow_has_its_port(world: World, fam: Family
 
 
 def test_the_service_goes_before_the_flow_has_its_port(world: World, fam: Family, hook: str) -> None:
-    """The frontend's client hears that it is gone; the pod is not concerned."""
+    """The frontend's client gets the error; the pod is not affected."""
     one = scene(world, fam, hook)
     one.caller.send()
     one.asks_pod()
@@ -277,7 +277,7 @@ def test_nothing_is_left_when_both_are_silent(still_world: TimedWorld, fam: Fami
     one.asks_pod()
     both_are_right(one)
     assert (len(table.flows(world, fam)), table.held_slots(world, fam)) == (1, 1)
-    still_world.clock.pass_ticks(ticks_of(Settings().timeout_udp_s) + 2)
+    still_world.clock.pass_ticks(ticks_of(ProgramSettings().timeout_udp_s) + 2)
     still_world.sweep(fam)
     assert (table.flows(world, fam), table.held_slots(world, fam)) == ([], 0)
     assert one.pod_answers()
@@ -292,7 +292,7 @@ def test_a_flow_that_waits_for_its_port_expires(still_world: TimedWorld, fam: Fa
     one.caller.send()
     assert one.caller.is_answered()
     one.asks_pod()
-    still_world.clock.pass_ticks(ticks_of(Settings().timeout_udp_s) + 2)
+    still_world.clock.pass_ticks(ticks_of(ProgramSettings().timeout_udp_s) + 2)
     still_world.sweep(fam)
     assert table.flows(world, fam) == []
     one.asks_pod()

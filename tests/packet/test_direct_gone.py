@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import expect, table
 from tests.packet.caller import Caller, request
@@ -19,7 +19,7 @@ from tests.packet.world import TCP, World
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[World]:
     """Load programs with one SNAT port."""
-    with open_world(Settings(snat_port_min=2000, snat_port_max=2000)) as world:
+    with open_world(ProgramSettings(snat_port_min=2000, snat_port_max=2000)) as world:
         yield world
 
 

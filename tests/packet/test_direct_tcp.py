@@ -1,4 +1,4 @@
-"""One client port has a connection to a frontend and, at once, one to the very pod behind it: both are right. TCP alone."""
+"""One client port has a connection to a frontend and at the same time one directly to its pod: both are right. TCP only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from scapy.packet import Packet
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.layout import DeviceFlag
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
@@ -26,7 +26,7 @@ SAME_MARK = PORT ^ 0x10  # docs/datapath.md: ports of one mark differ in the upp
 
 @dataclass
 class Direct:
-    """The client's connection to the pod itself. `source`: as whom the pod sees it."""
+    """The client's connection to the pod itself. `source`: the source address that the pod sees."""
 
     world: World
     pod: BackendRow
@@ -47,7 +47,7 @@ class Direct:
         return out
 
     def passes(self, flags: str = "A", counted: int = 0) -> bool:
-        """Send a segment; say whether it passes untouched, with so many packets counted."""
+        """Send a segment; return whether it passes untouched, with so many packets counted."""
         out = self.send(flags)
         return out.passed and out.packet == self.sent and sum(out.counted.values()) == counted
 
@@ -57,7 +57,7 @@ class Direct:
         return self.source[0] == self.pod.family.node and self.source[1] in expect.SNAT_PORTS
 
     def is_answered(self, flags: str = "A") -> bool:
-        """Let the pod answer; say whether this client hears it from the pod, also behind tc_egress of the device it leaves by."""
+        """Let the pod answer; return whether this client receives it from the pod, also behind tc_egress of the device it leaves by."""
         out = expect.at_pod(self.world, expect.local_reply(self.pod.family, TCP, self.pod, *self.source, flags))
         ends = expect.source(out), expect.destination(out)
         left = self.world.run(TC_EGRESS, out.packet, self.world.net.lb0, came_by=self.world.net.pod0)
@@ -84,7 +84,7 @@ class Scene:
     direct: Direct
 
     def both_are_right(self) -> None:
-        """Let both connections go on; each packet arrives as before, each answer comes from where it was asked."""
+        """Continue both connections; each packet arrives as before, each answer has the right source."""
         source = self.direct.source
         for _ in range(2):
             assert self.caller.stays("PA")
@@ -168,7 +168,7 @@ def test_what_does_not_collide(one: Scene) -> None:
 
 
 def test_the_frontends_connection_ends_first(one: Scene) -> None:
-    """The direct one goes on from its SNAT port, also beside the next one through the frontend."""
+    """The direct one continues from its SNAT port, also beside the next one through the frontend."""
     one.direct.open()
     for flags in ("FA", "R"):
         one.caller.send(flags)
@@ -182,7 +182,7 @@ def test_the_frontends_connection_ends_first(one: Scene) -> None:
 
 
 def test_the_direct_connection_ends_first(one: Scene) -> None:
-    """The frontend's goes on; a new direct one is opened as the first was."""
+    """The frontend's continues; a new direct one is opened like the first one."""
     one.direct.open()
     one.direct.send("FA")
     assert one.direct.is_answered("FA")
@@ -209,7 +209,7 @@ def test_both_flows_expire(still_world: TimedWorld, fam: Family, hook: str) -> N
     one.caller.establish()
     one.direct.open()
     assert Direct(world, one.pod, fam.client2, SAME_MARK, hook).passes("PA", counted=1)
-    still_world.clock.pass_ticks(ticks_of(Settings().timeout_tcp_s) + 4)
+    still_world.clock.pass_ticks(ticks_of(ProgramSettings().timeout_tcp_s) + 4)
     still_world.sweep(fam)
     assert (table.flows(world, fam), table.held_slots(world, fam)) == ([], 0)
     assert one.direct.passes("S", counted=1)
@@ -224,7 +224,7 @@ def test_a_syn_that_comes_once_more_does_not_end_the_mark_early(
     one.caller.establish()
     one.direct.open()
     one.direct.send("S")
-    still_world.clock.pass_ticks(ticks_of(Settings().timeout_new_s) + 8)
+    still_world.clock.pass_ticks(ticks_of(ProgramSettings().timeout_new_s) + 8)
     assert Direct(still_world.world, one.pod, fam.client2, SAME_MARK, hook).passes("PA", counted=1)
     one.both_are_right()
 
@@ -238,7 +238,7 @@ def test_the_sweeper_leaves_it(one: Scene) -> None:
 
 
 def test_the_service_goes(one: Scene) -> None:
-    """The frontend's client is told; the direct connection is not concerned."""
+    """The frontend's client gets a RST; the direct connection is not affected."""
     world = one.caller.world
     one.direct.open()
     source = one.direct.source
@@ -251,14 +251,14 @@ def test_the_service_goes(one: Scene) -> None:
 
 
 def test_the_backend_goes(one: Scene) -> None:
-    """Segments pass untouched, and the pod says what it thinks of them; those of the pod are not translated."""
+    """Segments pass untouched, and the pod answers them; those of the pod are not translated."""
     one.direct.open()
     one.caller.world.remove_backend(one.pod)
     assert all(one.direct.passes(flags, counted=1) for flags in ("PA", "S", "A", "FA"))
 
 
 def test_a_backend_in_maintenance(one: Scene) -> None:
-    """It takes no new flow of a frontend, but who asks it directly is none of a Service's business."""
+    """It takes no new flow of a frontend, but direct connections are independent of Services."""
     one.caller.world.path_flags(one.pod, clear=4)
     one.direct.open()
     assert one.direct.has_snat_port
@@ -269,7 +269,7 @@ def test_a_backend_in_maintenance(one: Scene) -> None:
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[World]:
     """Load programs with one SNAT port."""
-    with open_world(Settings(snat_port_min=2000, snat_port_max=2000)) as world:
+    with open_world(ProgramSettings(snat_port_min=2000, snat_port_max=2000)) as world:
         yield world
 
 
@@ -319,7 +319,7 @@ def test_what_xdp_cannot_send(world: World, fam: Family) -> None:
 
 
 def test_a_process_of_the_node(world: World, fam: Family, hook: str) -> None:
-    """It cannot be asked from another address of its own: both are as they came."""
+    """It has no other source address: both pass unchanged."""
     one = scene(world, fam, hook, host=True)
     one.caller.send("S")
     assert one.direct.passes("S", counted=1)  # the address is the node's own: looked at as a reply's
@@ -415,7 +415,7 @@ def test_icmp_errors(one: Scene) -> None:
     check_error(told.packet, src=fam.client2, dst=one.pod.address, kind=fam.too_big(1320), quoted=l3(said), mtu=1320)
 
 
-# --- the direct connection first: no flow knows it ---
+# --- the direct connection first: there is no flow of it ---
 
 
 @pytest.mark.parametrize("said", ["A", "PA", "FA"])
@@ -442,7 +442,7 @@ def test_refused_is_refused(world: World, fam: Family, hook: str) -> None:
 
 
 def test_a_process_of_the_node_challenges(world: World, fam: Family, hook: str) -> None:
-    """It has no other address to be asked from: the client hears it and resets what there was."""
+    """It has no other source address: the client receives the segment and resets the old connection."""
     one = scene(world, fam, hook, host=True)
     one.caller.send("S")
     out = world.run(TC_EGRESS, expect.local_reply(fam, TCP, one.pod, *one.caller.source, "A"), world.net.lb0)
@@ -450,7 +450,8 @@ def test_a_process_of_the_node_challenges(world: World, fam: Family, hook: str) 
 
 
 def test_a_segment_of_no_connection_opens_none(one: Scene) -> None:
-    """A port with the same mark has a direct connection; a segment of this one without a SYN passes untouched, as the pod may know it."""
+    """A port with the same mark has a direct connection; a segment of this one without a SYN passes untouched, as the pod may
+    have a connection of it."""
     service = one.caller.service
     Caller(one.caller.world, service, service.family.client2, SAME_MARK, one.caller.hook).establish()
     Direct(one.caller.world, one.pod, service.family.client2, SAME_MARK, one.caller.hook).open()
@@ -460,7 +461,7 @@ def test_a_segment_of_no_connection_opens_none(one: Scene) -> None:
 
 
 def test_a_connection_that_was_opened_anew(one: Scene) -> None:
-    """The pod may not know yet that the one before has ended: its client hears that from the frontend."""
+    """The pod may not have closed the connection before: its client gets the answer from the frontend."""
     one.caller.send("FA")
     one.caller.answer("FA")
     one.caller.send("S")
@@ -470,7 +471,7 @@ def test_a_connection_that_was_opened_anew(one: Scene) -> None:
 
 
 def test_a_handshake_whose_answer_other_programs_saw(world: World, fam: Family, hook: str) -> None:
-    """The client acknowledges something, so the backend has accepted: what it says is of this connection."""
+    """The client acknowledges something, so the backend has accepted: its segments belong to this connection."""
     one = scene(world, fam, hook)
     one.caller.send("S")
     one.caller.send("A")

@@ -1,4 +1,4 @@
-"""What a sender with a forged source cannot do: keep a SNAT port by what it sends or has answered. Time passes only where a test lets it."""
+"""A sender with a forged source cannot keep a SNAT port by its packets or their answers. Time passes only where a test sets it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Event, Reason
 from tests.packet import craft, expect, table
 from tests.packet.clock import open_timed_world
@@ -20,7 +20,7 @@ PORTS = 4
 @pytest.fixture(scope="module")
 def narrow_world() -> Iterator[World]:
     """Load programs with four SNAT ports, for which time stands still."""
-    options = Settings(snat_port_min=2000, snat_port_max=2000 + PORTS - 1)
+    options = ProgramSettings(snat_port_min=2000, snat_port_max=2000 + PORTS - 1)
     with open_timed_world(options) as timed:
         yield timed.world
 
@@ -36,7 +36,7 @@ class Crowd:
         world.service(fam, fam.vip, 80, proto, [self.backend])
         self.ports: dict[int, int] = {}
 
-    def say(self, number: int, flags: str) -> Outcome:
+    def from_client(self, number: int, flags: str) -> Outcome:
         """Send a packet of a flow's client."""
         frame = craft.frame(
             craft.segment(self.fam, self.proto, self.fam.client, 40000 + number, self.fam.vip, 80, flags)
@@ -46,7 +46,7 @@ class Crowd:
             self.ports[number] = expect.source(out)[1]
         return out
 
-    def hear(self, number: int, flags: str) -> Outcome:
+    def from_backend(self, number: int, flags: str) -> Outcome:
         """Send a packet of the backend."""
         frame = expect.remote_reply(self.fam, self.proto, self.backend, self.ports[number], flags)
         return self.world.run(self.hook, frame, self.world.net.lb1)
@@ -55,7 +55,7 @@ class Crowd:
         """Let each flow have the same conversation; `<` is the backend's."""
         for number in numbers:
             for word in words:
-                (self.hear if word.startswith("<") else self.say)(number, word.lstrip("<"))
+                (self.from_backend if word.startswith("<") else self.from_client)(number, word.lstrip("<"))
 
     def later(self, ticks: int) -> None:
         """Let time pass."""
@@ -63,7 +63,7 @@ class Crowd:
 
     def admits(self, number: int = 99) -> bool:
         """Whether a new flow gets a port, as one that was taken from another."""
-        out = self.say(number, "S")
+        out = self.from_client(number, "S")
         assert out.forwarded != out.dropped
         assert out.counted == ({Reason.FWD_NEW: 1} if out.forwarded else {Reason.DROP_SNAT_EXHAUSTED: 1})
         return out.forwarded
@@ -102,7 +102,7 @@ def test_a_flood_loses_its_ports(narrow_world: World, fam: Family, hook: str, ca
     assert crowd.admits()
     assert narrow_world.counter(Event.SNAT_RECLAIMED)[0] == before + 1
     assert table.held_slots(narrow_world, fam) == PORTS
-    back = crowd.hear(99, "SA")
+    back = crowd.from_backend(99, "SA")
     assert expect.destination(back) == (fam.client, 40099)
 
 
@@ -121,12 +121,12 @@ def test_an_established_flow_keeps_its_port(narrow_world: World, fam: Family, ho
 
 
 def test_the_last_second_of_silence_counts(narrow_world: World, fam: Family, hook: str) -> None:
-    """A client that went on a moment ago is left in peace: the port goes to a silent one's flow."""
+    """A client with a recent packet keeps its port: the port of a silent client is taken."""
     crowd = Crowd(narrow_world, fam, hook, TCP)
     crowd.talk(["S", "<SA"], *ALL)
     crowd.later(SLOT_UNIT)
     for number in (0, 1, 3):
-        crowd.say(number, "S")
+        crowd.from_client(number, "S")
     taken = crowd.ports[2]
     assert crowd.admits()
     assert crowd.ports[99] == taken
@@ -147,7 +147,7 @@ def test_a_conversation_of_udp_that_lasts(narrow_world: World, fam: Family, hook
 
 
 def test_flows_that_close_give_way(narrow_world: World, fam: Family, hook: str) -> None:
-    """FIN of both sides, or RST: nobody waits for the port."""
+    """FIN of both sides, or RST: the port is free at once."""
     for end in (["FA", "<FA", "A"], ["R"], ["<R"]):
         crowd = Crowd(narrow_world, fam, hook, TCP)
         crowd.talk(["S", "<SA", "A", *end], *ALL)
@@ -174,6 +174,6 @@ def test_replies_alone_keep_a_download_alive(narrow_world: World, fam: Family, h
         crowd.talk(["<A"], *ALL)
     assert not crowd.admits()
     for number in ALL:
-        assert expect.destination(crowd.hear(number, "A")) == (fam.client, 40000 + number)
-        crowd.say(number, "A")
+        assert expect.destination(crowd.from_backend(number, "A")) == (fam.client, 40000 + number)
+        crowd.from_client(number, "A")
     assert crowd.ports == places

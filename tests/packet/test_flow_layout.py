@@ -1,8 +1,8 @@
-"""Layout 1 of flow entries, SNAT slots and path records: the bytes earlier versions left in the maps.
+"""Layout 1 of flow entries, SNAT slots and path records: the bytes that earlier versions left in the maps.
 
-An upgrade keeps the maps, so these programs meet entries that earlier ones wrote. The bytes below were read from the maps of the version before
-the protocol had two bits and the way of forwarding a place of its own (docs/datapath.md has the words), and stand here as they
-were: a program that cannot use them loses the connections of every node that is upgraded.
+An upgrade keeps the maps, so these programs read entries that earlier ones wrote. The bytes below are a copy from the maps of the
+version before the protocol had two bits and the forwarding mode a field of its own (docs/datapath.md has the words): a program
+that cannot use them loses the connections of every upgraded node.
 """
 
 from __future__ import annotations
@@ -158,11 +158,11 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
 
 def test_programs_write_the_same_bytes(world: World, golden: Golden) -> None:
-    """The same conversation leaves the same bytes: an older version can go on with them, after a downgrade."""
+    """The same conversation leaves the same bytes: an older version can continue with them after a downgrade."""
     talk = Talk(world, FAMILIES[golden.version], XDP, golden.proto, local=golden.local)
-    talk.say("S")
-    talk.hear("SA")
-    talk.say("A")
+    talk.from_client("S")
+    talk.from_backend("SA")
+    talk.from_client("A")
     version = golden.version
     entry = _read(world, f"lb{version}_flow", golden.position, ENTRY[version])
     seen = SEEN[version]
@@ -187,9 +187,9 @@ def test_a_reader_finds_what_the_programs_wrote(world: World, golden: Golden) ->
     """maps/flow_reader.py returns each field as the packets had it, and counts the flow for its backend."""
     fam, family = FAMILIES[golden.version], ModelFamily(golden.version)
     talk = Talk(world, fam, XDP, golden.proto, local=golden.local)
-    talk.say("S")
-    talk.hear("SA")
-    talk.say("A")
+    talk.from_client("S")
+    talk.from_backend("SA")
+    talk.from_client("A")
     (flow,) = (flow for piece in flow_reader.flows(world.maps, family) for flow in piece)
     seen = table.only(world, fam).seen
     assert (fam.text(flow.client), flow.client_port) == (fam.client, CLIENT_PORT)
@@ -282,7 +282,7 @@ def test_the_next_hop_of_a_port(world: World, fam: Family, hook: str) -> None:
 
 
 def test_no_snat_port_reads_as_a_way_of_forwarding(world: World, fam: Family) -> None:
-    """The lowest port that can be configured has a bit in the byte that tells a port from a way of forwarding."""
+    """The lowest port that can be configured has a bit in the byte that distinguishes a port from a forwarding mode."""
     assert MIN_SNAT_PORT >> 8 and not (MIN_SNAT_PORT - 1) >> 8
 
 

@@ -42,7 +42,7 @@ class Two:
             each.establish()
 
     def move(self) -> None:
-        """Write what a plan writes, and note what it notes."""
+        """Write the entries of a plan, and record its former backends."""
         a = self.of_a.service
         self.world.slot(a, 1, target=self.new.id)
         self.of_a.service = dataclasses.replace(a, backends=(self.old, self.new))
@@ -59,7 +59,7 @@ class Two:
 
 @BOTH_WAYS
 def test_the_next_datagram_chooses_again(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """Once; then the conversation goes on with the new backend. The old port is free, and flows of the other frontend stay."""
+    """Once; then the conversation continues with the new backend. The old port is free, and flows of the other frontend stay."""
     two = Two(world, fam, hook, UDP, local=local)
     two.move()
     assert two.of_a.stays("")  # until the sweep
@@ -157,7 +157,7 @@ def test_what_a_dead_agent_left_in_the_map_counts_for_nothing(world: World, fam:
     two = Two(world, fam, hook, UDP, local=False)
     two.move()
     assert two.former.begin_sweep()
-    sweep_former(world, fam, FormerBackends(world.maps))  # of the next agent, which knows nothing yet
+    sweep_former(world, fam, FormerBackends(world.maps))  # of the next agent, which has no record yet
     assert world.maps.items(MAP) == []
     assert two.of_a.stays("")
 
@@ -217,7 +217,7 @@ def test_flows_in_the_spill_map_choose_again(crowded_world: World, fam: Family, 
 def test_a_flow_that_changes_in_the_very_moment_is_taken_by_the_next_sweep(
     racing_world: RacingWorld, fam: Family, hook: str
 ) -> None:
-    """Its first reply comes between look and swap: this sweep leaves the flow as it is, and another one follows."""
+    """Its first reply arrives between read and swap: this sweep leaves the flow, and another one follows."""
     world, points = racing_world.world, racing_world.points
     backends = [world.backend(fam, fam.local(n), 8080, UDP, local=True) for n in (1, 2)]
     a = world.service(fam, fam.vip, VIP, UDP, backends[:1])

@@ -1,4 +1,4 @@
-"""An announced address has moved to this node: segments of connections from before go on to the node that led, all else is balanced here."""
+"""An announced address has moved to this node: segments of earlier connections are forwarded to the previous leader, all others are balanced here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def segment(fam: Family, flags: str, *, sport: int = 40000, ttl: int = 64, **kw:
 
 
 def assert_sent_on(outcome: Outcome, frame: bytes) -> None:
-    """Assert that the node which led before gets the frame as it came, one hop older."""
+    """Assert that the previous leader gets the frame unchanged except for the hop count."""
     assert outcome.forwarded, outcome
     wanted = expect.translated(frame, hop=1, smac=NODE_MAC, dmac=FORMER_MAC)
     assert outcome.packet == wanted, expect.difference(outcome.packet, wanted)
@@ -61,7 +61,7 @@ def test_a_connection_that_begins_here_stays_here(heir: World, fam: Family, hook
 
 
 def test_datagrams_are_balanced_here(heir: World, fam: Family, hook: str) -> None:
-    """Nothing tells the first one of an exchange from the others."""
+    """The first datagram of an exchange looks like the others."""
     outcome = heir.run(hook, craft.frame(craft.udp(fam, fam.client, 40000, fam.vip, 80)))
     assert expect.destination(outcome) == (fam.remote(1), 8080)
 
@@ -95,7 +95,7 @@ def test_each_byte_of_the_former_leader_s_mac_address_counts(heir: World, fam: F
 
 @pytest.mark.parametrize("ttl", [0, 1])
 def test_without_a_hop_left_it_is_the_stack_s(heir: World, fam: Family, hook: str, ttl: int) -> None:
-    """So two nodes that take each other for the former leader do not send it to and fro for ever."""
+    """So two nodes that take each other for the previous leader do not forward it in a loop."""
     frame = segment(fam, "A", ttl=ttl)
     outcome = heir.run(hook, frame)
     expect.untouched(outcome, frame)
@@ -110,7 +110,7 @@ def test_a_tagged_one_is_of_another_link(heir: World, fam: Family) -> None:
 
 
 def test_fragments_stay_here(heir: World, fam: Family, hook: str) -> None:
-    """A later one has no flags to tell that it is no first segment, so neither goes on; both go to one backend."""
+    """A later fragment has no flags that show a later segment, so neither is forwarded; both go to one backend."""
     for packet in pieces(fam, fam.client, 40000, fam.vip, 80):
         outcome = heir.run(hook, framed(as_tcp(fam, packet), src=craft.ROUTER_MAC, dst=NODE_MAC))
         assert wire_destination(fam, outcome) == fam.remote(1)
@@ -125,7 +125,7 @@ def test_what_xdp_cannot_send_tc_does(heir: World, fam: Family) -> None:
 
 @pytest.mark.parametrize("ttl", [1, 64])
 def test_an_error_about_such_a_connection_goes_on(heir: World, fam: Family, hook: str, ttl: int) -> None:
-    """A router of the client's tells what its path carries: of a reply that the other node has sent (RFC 1191, RFC 8201)."""
+    """A router on the client's path reports its MTU about a reply that the other node sent (RFC 1191, RFC 8201)."""
     reply = craft.tcp(fam, fam.vip, 80, fam.client, 40000, "A", load=b"x" * 40)
     error = craft.icmp_error(fam, fam.router, fam.vip, fam.too_big(1320), bytes(reply), ttl=ttl)
     frame = craft.frame(error)

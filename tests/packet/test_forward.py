@@ -133,7 +133,7 @@ def test_reply_of_a_stranger_is_not_translated(world: World, fam: Family, hook: 
 
 
 def test_same_client_port_to_two_vips_and_one_local_backend(world: World, fam: Family, hook: str) -> None:
-    """Two flows that would have one reply tuple never share a local backend unless SNAT tells them apart."""
+    """Two flows that would have one reply tuple never share a local backend unless SNAT distinguishes them."""
     backends = [world.backend(fam, fam.local(n), 8080, local=True) for n in (1, 2)]
     services = [world.service(fam, vip, 80, TCP, backends) for vip in (fam.vip, fam.vip2)]
     for sport in range(44000, 44030):
@@ -329,26 +329,26 @@ def test_a_local_flow_learns_its_next_hop(world: World, fam: Family) -> None:
     index = world.nexthop(world.net.lb0, craft.ROUTER_MAC, craft.NODE_MAC)
     world.run(XDP, request(fam, TCP, 40000))
 
-    def hear(flags: str) -> None:
+    def from_backend(flags: str) -> None:
         frame = expect.local_reply(fam, TCP, backend, fam.client, 40000, flags)
         out = expect.at_pod(world, frame)
         wanted = expect.translated(frame, src=fam.vip, sport=80, hop=1, **expect.TO_CLIENT)
         assert out.packet == wanted, expect.difference(out.packet, wanted)
 
-    hear("SA")
+    from_backend("SA")
     assert nexthop_of(world, fam) & 0x8000  # the handshake is under way: that is no next hop
-    hear("SA")
+    from_backend("SA")
     world.run(XDP, request(fam, TCP, 40000, "A"))
     assert nexthop_of(world, fam) == 0
     for _ in range(2):
-        hear("A")
+        from_backend("A")
         assert nexthop_of(world, fam) == index
     world.clear("lb_nexthop")
     world.nexthops = {(0, str(n)): n for n in range(1, 10)}  # retired: no index is used again soon
     other = world.nexthop(world.net.lb0, craft.ROUTER_MAC, craft.NODE_MAC)
     assert other == 10
     for _ in range(2):
-        hear("A")
+        from_backend("A")
         assert nexthop_of(world, fam) == other
 
 

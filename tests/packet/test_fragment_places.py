@@ -94,7 +94,7 @@ def test_a_whole_datagram_has_no_later_fragments(world: World, fam: Family, hook
 
 
 def test_no_headers_are_read_in_the_middle_of_a_datagram(world: World, hook: str) -> None:
-    """A later fragment says which header the whole datagram begins with; what it holds itself is no such header (RFC 8200 §4.5)."""
+    """A later fragment has the number of the datagram's first header; its own bytes are no such header (RFC 8200 §4.5)."""
     service(world, V6, local=False)
     first = framed(pieces(V6, V6.client, 40000, V6.vip, 53)[0], src=ROUTER_MAC, dst=NODE_MAC)
     assert world.run(hook, first).forwarded
@@ -121,7 +121,7 @@ def test_a_later_fragment_has_no_flags(world: World, fam: Family, hook: str) -> 
 
 
 def test_later_fragment_to_a_cluster_ip_that_may_be_the_nodes(world: World, fam: Family, hook: str) -> None:
-    """Where the filter cannot tell it from an address of the node, whose stack waits for first fragments, it passes."""
+    """Where the filter cannot distinguish it from an address of the node, whose stack waits for first fragments, it passes."""
     service(world, fam, local=False)
     world.wildcard(fam, fam.vip)
     world.filter("snat", fam.packed(fam.vip))

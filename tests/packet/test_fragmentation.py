@@ -193,7 +193,7 @@ def test_what_cannot_be_cut_is_answered(world: World, proto: int) -> None:
 @PROTOCOLS
 @pytest.mark.parametrize("vip", [V4.vip, V4.node], ids=["vip", "node_port"])
 def test_a_reply_that_cannot_be_cut(world: World, proto: int, vip: str) -> None:
-    """A header with options: from a VIP it goes up translated, from the node's own address the backend hears of the MTU."""
+    """A header with options: from a VIP it goes up translated, from the node's own address the backend gets an error with the MTU."""
     world.device(world.net.lb0, DeviceFlag.XDP_SEND, craft.NODE_MAC, mtu=MTU)
     backend = world.backend(V4, V4.remote(1), 8080, proto)
     service = world.service(V4, vip, 80, proto, [backend])

@@ -120,7 +120,7 @@ def test_datagrams_are_told_apart(world: World, fam: Family, hook: str) -> None:
 
 
 def test_datagrams_of_one_number_are_told_apart(world: World, fam: Family, hook: str) -> None:
-    """One client and one identification: destination and protocol tell the datagrams apart (RFC 791 §3.2, RFC 8200 §4.5)."""
+    """One client and one identification: destination and protocol distinguish the datagrams (RFC 791 §3.2, RFC 8200 §4.5)."""
     backends = [world.backend(fam, fam.remote(n), 53, proto) for n, proto in ((1, UDP), (2, UDP), (3, TCP))]
     for vip, proto, backend in zip((fam.vip, fam.vip2, fam.vip), (UDP, UDP, TCP), backends, strict=True):
         world.service(fam, vip, 53, proto, [backend])
@@ -217,7 +217,7 @@ def test_later_fragment_of_somebody_else(world: World, fam: Family, hook: str, *
 
 
 def test_later_fragment_to_a_cluster_ip(world: World, fam: Family, hook: str) -> None:
-    """No other host has a ClusterIP: without its first fragment a later one is of no use to anybody."""
+    """No other host has a ClusterIP: without its first fragment a later one is useless."""
     service(world, fam, local=False)
     world.wildcard(fam, fam.vip)
     out = run_all(world, hook, pieces(fam, fam.client, 40000, fam.vip, 53)[1:])[0]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
 from tests.packet.craft import Family
@@ -31,7 +31,7 @@ def tiny_world() -> Iterator[World]:
 @pytest.fixture(scope="module")
 def few_ports_world() -> Iterator[World]:
     """Load programs with four SNAT ports."""
-    with open_world(Settings(snat_port_min=2000, snat_port_max=2003)) as world:
+    with open_world(ProgramSettings(snat_port_min=2000, snat_port_max=2003)) as world:
         yield world
 
 
@@ -77,7 +77,7 @@ def serve(world: World, fam: Family, *, local: bool, proto: int = TCP, count: in
 
 
 def test_snat_ports_run_out(few_ports_world: World, fam: Family, hook: str) -> None:
-    """Four ports, four flows to one backend: the fifth is dropped and counted, the four go on."""
+    """Four ports, four flows to one backend: the fifth is dropped and counted, the four continue."""
     world = few_ports_world
     backends = serve(world, fam, local=False, count=1)
     outs = [send(world, fam, n, "S", hook=hook) for n in range(6)]
@@ -200,7 +200,7 @@ def test_no_entry_twice(tiny_world: World, fam: Family) -> None:
 
 
 def test_errors_about_spilled_flows(tiny_world: World, fam: Family) -> None:
-    """What a local backend says about a flow in the spill map reaches its client from the VIP all the same."""
+    """A local backend's reply to a flow in the spill map reaches its client from the VIP, too."""
     backends = serve(tiny_world, fam, local=True, proto=UDP)
     outs = {n: send(tiny_world, fam, n, "", UDP) for n in range(500)}
     for n, out in outs.items():

@@ -19,13 +19,13 @@ def test_no_packet_breaks_a_rule(world: World) -> None:
     """Truncated at every length, bad lengths, nested VLAN, extension chains, short quotes, fragments, flipped bits."""
     print(f"seed {SEED}")
     total = fuzz(world, PACKETS)
-    # the mutations reach every kind of outcome in earnest, or this test says nothing
+    # the mutations must reach every kind of outcome, or this test proves nothing
     for kind in ("requests", "replies", "errors", "answered", "fragments", "dropped", "untouched"):
         assert total[kind] > 300, total
 
 
 def test_checker_sees_what_is_wrong(world: World) -> None:
-    """The judge is not blind: wrong verdict, wrong target, wrong checksum, lost payload, wrong hop count."""
+    """The judge detects faults: wrong verdict, wrong target, wrong checksum, lost payload, wrong hop count."""
     scene = corpus.build(world)
     checker = Checker(scene)
     fam = craft.V4

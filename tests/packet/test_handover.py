@@ -1,4 +1,4 @@
-"""What XDP cannot send, it leaves untouched to tc_after_xdp on the same device, which translates and sends it.
+"""XDP leaves frames that it cannot send untouched to tc_after_xdp on the same device, which translates and sends them.
 
 A test run of a tc program has no metadata, so the mark is mostly the one in the source MAC address; real devices show the other one.
 """
@@ -47,7 +47,7 @@ def sent_to(out: Outcome, frame: bytes, backend: BackendRow, reason: Reason, **m
 
 @PROTOCOLS
 def test_a_backend_without_neighbour(world: World, fam: Family, proto: int) -> None:
-    """No flow is made by XDP: the new one and its later packets are made and sent by tc, where the kernel asks for the neighbour."""
+    """No flow is made by XDP: the new one and its later packets are made and sent by tc, where the kernel resolves the neighbour."""
     backend = world.backend(fam, LOST_BACKEND[fam.version], 8080, proto, nexthop=0)
     service = world.service(fam, fam.vip, 80, proto, [backend])
     before = world.service_counter(service)[0]
@@ -60,7 +60,7 @@ def test_a_backend_without_neighbour(world: World, fam: Family, proto: int) -> N
 
 @PROTOCOLS
 def test_the_flow_is_the_same_in_both_programs(world: World, fam: Family, proto: int) -> None:
-    """What began in tc goes on in XDP as soon as the next hop is known, from the same port, and back again when it is lost."""
+    """A flow that began in tc continues in XDP as soon as the next hop is known, from the same port, and in tc again when it is lost."""
     backend = world.backend(fam, LOST_BACKEND[fam.version], 8080, proto, nexthop=0)
     service = world.service(fam, fam.vip, 80, proto, [backend])
     frame = request(fam, proto, 40000)
@@ -77,7 +77,7 @@ def test_the_flow_is_the_same_in_both_programs(world: World, fam: Family, proto:
 
 
 def test_a_device_that_takes_no_frames_from_xdp(world: World, fam: Family) -> None:
-    """The neighbour is known, but the agent does not say that XDP may send by its device: tc sends to that MAC address."""
+    """The neighbour is known, but its device record does not allow XDP to send: tc sends to that MAC address."""
     world.device(world.net.lb1, 0, NODE2_MAC)
     backend = world.backend(fam, fam.remote(1), 8080, nexthop=0)
     world.service(fam, fam.vip, 80, TCP, [backend])
@@ -87,7 +87,7 @@ def test_a_device_that_takes_no_frames_from_xdp(world: World, fam: Family) -> No
 
 
 def test_a_record_that_is_not_for_xdp(world: World, fam: Family) -> None:
-    """tc sends by a next-hop record that says so; XDP does not, neither a new flow nor an established one."""
+    """tc sends by a next-hop record with this mark; XDP does not, neither a new flow nor an established one."""
     world.device(world.net.lb1, 0, NODE2_MAC)
     hop = world.nexthop(world.net.lb1, BACKEND_MAC, NODE2_MAC, xdp=False)
     backend = world.backend(fam, fam.remote(1), 8080, nexthop=hop)
@@ -159,7 +159,7 @@ def test_a_backend_that_is_nowhere_is_dropped(world: World, fam: Family, hook: s
 
 
 def test_an_icmp_error_to_a_client_that_is_nowhere_is_dropped(world: World, fam: Family, hook: str) -> None:
-    """The stack could not send it either, nor does it know whom the error is for."""
+    """The stack could not send it either, and cannot address the error."""
     world.service(fam, fam.vip, 80, TCP, [world.backend(fam, fam.remote(1), 8080)])
     sent = world.run(hook, request(fam, TCP, 40000)).packet[14:]
     error = craft.icmp_error(fam, fam.router2, fam.node2, fam.too_big(1300), sent)
@@ -182,7 +182,7 @@ def test_tags_stay_with_the_frame(world: World, fam: Family, vlans: tuple[int, .
 
 
 def test_what_is_not_left_to_it_passes_tc_after_xdp(world: World, fam: Family) -> None:
-    """A request nobody left to it, one that XDP translated for a local backend, and a reply that it passed up: untouched, uncounted,
+    """A request without a mark, one that XDP translated for a local backend, and a reply that it passed up: untouched, uncounted,
     and the device's next program sees it."""
     local = world.backend(fam, fam.local(1), 8080, local=True)
     world.service(fam, fam.vip, 80, TCP, [local])

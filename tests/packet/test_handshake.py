@@ -1,4 +1,4 @@
-"""What establishes a TCP flow, and what does not: the numbers of a handshake, and who has proved what by them."""
+"""What establishes a TCP flow, and what does not: the numbers of a handshake, and what they prove."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def local(request: pytest.FixtureRequest) -> bool:
 class Numbered(Talk):
     """The same conversation with sequence numbers of the test's choice."""
 
-    def say(self, flags: str = "A", **numbers: int) -> Outcome:
+    def from_client(self, flags: str = "A", **numbers: int) -> Outcome:
         """Send a packet of the client."""
         frame = craft.frame(craft.tcp(self.fam, self.fam.client, 40000, self.fam.vip, 80, flags, **numbers))
         out = self.world.run(self.hook, frame)
         self.source = expect.source(out)
         return out
 
-    def hear(self, flags: str = "A", **numbers: int) -> Outcome:
+    def from_backend(self, flags: str = "A", **numbers: int) -> Outcome:
         """Send a packet of the backend."""
         if self.local:
             return expect.at_pod(
@@ -47,121 +47,121 @@ def talk(world: World, fam: Family, hook: str, *, local: bool) -> Numbered:
 
 def test_the_client_proves_that_it_got_the_syn_ack(talk: Numbered) -> None:
     """RFC 9293 §3.5: what acknowledges the backend's SYN establishes, any other number does not."""
-    talk.say("S", seq=77)
-    talk.hear("SA", seq=ISN, ack=78)
+    talk.from_client("S", seq=77)
+    talk.from_backend("SA", seq=ISN, ack=78)
     for wrong in (0, 1, ISN, ISN + 2, ISN + 0x1000):
-        talk.say("A", seq=78, ack=wrong & 0xFFFFFFFF)
+        talk.from_client("A", seq=78, ack=wrong & 0xFFFFFFFF)
         assert talk.state == NEW
-    talk.say("P", seq=78, ack=ISN + 1)  # without ACK the number says nothing
+    talk.from_client("P", seq=78, ack=ISN + 1)  # without ACK the number has no meaning
     assert talk.state == NEW
-    talk.say("A", seq=78, ack=ISN + 1)
+    talk.from_client("A", seq=78, ack=ISN + 1)
     assert talk.state == EST
 
 
 def test_a_client_cannot_answer_itself(talk: Numbered) -> None:
     """Its SYN-ACK is not the backend's, nor is a number that follows it a proof."""
     for opening in ("S", "A"):
-        talk.say(opening, seq=77, ack=ISN)
-        talk.say("SA", seq=77, ack=5001)
-        talk.say("A", seq=78, ack=5001)
+        talk.from_client(opening, seq=77, ack=ISN)
+        talk.from_client("SA", seq=77, ack=5001)
+        talk.from_client("A", seq=78, ack=5001)
         assert talk.state == NEW
 
 
 def test_a_syn_of_the_backend_answers_nothing(talk: Numbered) -> None:
-    """Without ACK it opens a connection of its own: it acknowledges nothing, and begins nothing anew where one has ended."""
-    talk.say("S", seq=77)
-    talk.hear("S", seq=ISN)
-    talk.say("A", seq=78, ack=ISN + 1)
+    """Without ACK it opens a connection of its own: it acknowledges nothing, and restarts nothing after an end."""
+    talk.from_client("S", seq=77)
+    talk.from_backend("S", seq=ISN)
+    talk.from_client("A", seq=78, ack=ISN + 1)
     assert talk.state == NEW
-    talk.hear("SA", seq=ISN, ack=78)
-    talk.say("A", seq=78, ack=ISN + 1)
-    talk.hear("R", seq=ISN + 1)
+    talk.from_backend("SA", seq=ISN, ack=78)
+    talk.from_client("A", seq=78, ack=ISN + 1)
+    talk.from_backend("R", seq=ISN + 1)
     assert talk.state == CLOSING
-    talk.hear("S", seq=5000)
+    talk.from_backend("S", seq=5000)
     assert talk.state == CLOSING
 
 
 def test_data_of_the_client_proves_it_as_well(talk: Numbered) -> None:
     """The bare ACK of the handshake may be lost."""
-    talk.say("S", seq=77)
-    talk.hear("SA", seq=0xFFFFFFFF, ack=78)
-    talk.say("PA", seq=78, ack=0)
+    talk.from_client("S", seq=77)
+    talk.from_backend("SA", seq=0xFFFFFFFF, ack=78)
+    talk.from_client("PA", seq=78, ack=0)
     assert talk.state == EST
 
 
 def test_a_new_syn_ack_counts(talk: Numbered) -> None:
-    """The backend began anew: its last number is the right one."""
-    talk.say("S", seq=77)
-    talk.hear("SA", seq=ISN, ack=78)
-    talk.say("S", seq=99)
-    talk.hear("SA", seq=5000, ack=100)
-    talk.say("A", seq=100, ack=ISN + 1)
+    """The backend restarted the handshake: its last number is the right one."""
+    talk.from_client("S", seq=77)
+    talk.from_backend("SA", seq=ISN, ack=78)
+    talk.from_client("S", seq=99)
+    talk.from_backend("SA", seq=5000, ack=100)
+    talk.from_client("A", seq=100, ack=ISN + 1)
     assert talk.state == NEW
-    talk.say("A", seq=100, ack=5001)
+    talk.from_client("A", seq=100, ack=5001)
     assert talk.state == EST
 
 
 def test_a_challenge_ack_does_not_establish(talk: Numbered) -> None:
-    """A backend with a half-open connection of this port answers a SYN with an ACK (RFC 5961 §4.2), and nobody has proved anything."""
-    talk.say("S", seq=77)
-    talk.hear("A", seq=ISN, ack=12345)
+    """A backend with a half-open connection of this port answers a SYN with an ACK (RFC 5961 §4.2), and neither side has proved anything."""
+    talk.from_client("S", seq=77)
+    talk.from_backend("A", seq=ISN, ack=12345)
     assert talk.state == NEW
-    talk.hear("SA", seq=ISN, ack=78)
-    talk.say("S", seq=99)
-    talk.hear("A", seq=ISN, ack=78)
+    talk.from_backend("SA", seq=ISN, ack=78)
+    talk.from_client("S", seq=99)
+    talk.from_backend("A", seq=ISN, ack=78)
     assert talk.state == NEW
 
 
 @pytest.mark.parametrize("flags", ["PA", "FA"])
 def test_data_of_the_backend_establishes(talk: Numbered, flags: str) -> None:
     """Data or FIN comes on a connection only: a handshake that was under way when the programs were replaced."""
-    talk.say("S", seq=77)
-    talk.say("A", seq=78, ack=ISN)
+    talk.from_client("S", seq=77)
+    talk.from_client("A", seq=78, ack=ISN)
     assert talk.state == NEW
-    talk.hear(flags, seq=ISN, ack=78)
+    talk.from_backend(flags, seq=ISN, ack=78)
     assert talk.state == EST
 
 
 def test_acks_alone_do_not_establish(talk: Numbered) -> None:
-    """One ACK or five, whatever their numbers: nobody answered."""
+    """One ACK or five, with any numbers: the backend did not answer."""
     for number in (ISN, 0, 0x4000, ISN + 1, ISN):
-        talk.say("A", seq=78, ack=number)
+        talk.from_client("A", seq=78, ack=number)
         assert talk.state == MID
-    talk.hear("A", seq=ISN, ack=78)
+    talk.from_backend("A", seq=ISN, ack=78)
     assert talk.state == EST
 
 
 def test_a_syn_after_stray_acks_begins_a_handshake(talk: Numbered) -> None:
     """An ACK before the SYN makes the rule for SYNs no weaker."""
-    talk.say("A", seq=78, ack=ISN)
-    talk.say("S", seq=77)
+    talk.from_client("A", seq=78, ack=ISN)
+    talk.from_client("S", seq=77)
     assert talk.state == NEW
-    talk.hear("A", seq=ISN, ack=12345)
+    talk.from_backend("A", seq=ISN, ack=12345)
     assert talk.state == NEW
 
 
 @pytest.mark.parametrize("opening", ["S", "A"])
 def test_refused_by_the_backend(talk: Numbered, opening: str) -> None:
-    """The RST reaches the client, and the port is free at once; the client may ask again."""
-    talk.say(opening, seq=77, ack=5)
-    out = talk.hear("RA", seq=0, ack=78)
+    """The RST reaches the client, and the port is free at once; the client may try again."""
+    talk.from_client(opening, seq=77, ack=5)
+    out = talk.from_backend("RA", seq=0, ack=78)
     assert not out.dropped
     assert expect.source(out) == (talk.fam.vip, 80)
     assert table.held_slots(talk.world, talk.fam) == 0
     assert table.only(talk.world, talk.fam).state == NEW  # its place in the table is free for any other flow
-    talk.say("S", seq=500)
-    talk.hear("SA", seq=ISN, ack=501)
-    talk.say("A", seq=501, ack=ISN + 1)
+    talk.from_client("S", seq=500)
+    talk.from_backend("SA", seq=ISN, ack=501)
+    talk.from_client("A", seq=501, ack=ISN + 1)
     assert talk.state == EST
     assert table.held_slots(talk.world, talk.fam) == (0 if talk.local else 1)
 
 
 def test_refused_after_its_syn_ack(talk: Numbered) -> None:
     """SYN, SYN-ACK, an ACK with a wrong number, and the backend's RST."""
-    talk.say("S", seq=77)
-    talk.hear("SA", seq=ISN, ack=78)
-    talk.say("A", seq=78, ack=1)
-    talk.hear("R", seq=1)
+    talk.from_client("S", seq=77)
+    talk.from_backend("SA", seq=ISN, ack=78)
+    talk.from_client("A", seq=78, ack=1)
+    talk.from_backend("R", seq=1)
     assert table.held_slots(talk.world, talk.fam) == 0
 
 
@@ -169,20 +169,20 @@ def test_the_clients_rst_leaves_the_port(talk: Numbered) -> None:
     """A client resets what a backend's half-open connection answered, and tries again with the same tuple: it finds its port. Beside a connection
     of a local backend it gets one then.
     """
-    talk.say("S", seq=77)
+    talk.from_client("S", seq=77)
     place = talk.source
-    talk.hear("A", seq=ISN, ack=12345)
+    talk.from_backend("A", seq=ISN, ack=12345)
     if talk.local:
-        place = talk.say("S", seq=77) and talk.source
+        place = talk.from_client("S", seq=77) and talk.source
         assert place[0] == talk.fam.node
-    talk.say("R", seq=12345)
+    talk.from_client("R", seq=12345)
     assert talk.state == NEW
-    talk.say("S", seq=77)
+    talk.from_client("S", seq=77)
     assert talk.source == place
 
 
 def test_rst_without_a_flow(talk: Numbered) -> None:
     """It is forwarded, and neither makes a flow nor holds a port."""
-    assert not talk.say("R", seq=77).dropped
+    assert not talk.from_client("R", seq=77).dropped
     assert table.flows(talk.world, talk.fam) == []
     assert table.held_slots(talk.world, talk.fam) == 0

@@ -1,6 +1,7 @@
-"""Hashes spread what is alike: clients over the buckets of the flow table and the SNAT ports, backends over the SNAT slots.
+"""Hashes spread similar keys: clients over the buckets of the flow table and the SNAT ports, backends over the SNAT slots.
 
-What is expected is what chance would do, less a margin of a third. Of hashes that are as good none is better, so no test knows their numbers.
+The expected spread is that of random numbers, less a margin of a third. Equally good hashes are accepted, so no test has their
+numbers.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def test_backends_that_are_alike_have_slots_of_their_own(still_world: TimedWorld
 
 
 def test_protocols_have_slots_of_their_own(still_world: TimedWorld, fam: Family) -> None:
-    """A client asks a backend's port by TCP and by UDP, from one SNAT port."""
+    """A client uses a backend's port by TCP and by UDP, from one SNAT port."""
     for n in range(4):
         world = still_world.reset()
         talks = []

@@ -113,7 +113,7 @@ def test_about_a_request_to_a_remote_backend(
 def test_about_a_reply_of_a_remote_backend(
     world: World, fam: Family, hook: str, proto: int, cut: int | None, kind: str
 ) -> None:
-    """A router on the client's side says a reply is too big: the backend hears about the packet it sent to the SNAT port."""
+    """A router on the client's side reports that a reply is too big: the backend gets the error about its packet to the SNAT port."""
     flow = Flow(world, fam, proto, local=False)
     answer = expect.remote_reply(fam, proto, flow.backend, flow.snat[1], "PA", load=b"y" * 60)
     reply = world.run(hook, answer, world.net.lb1)
@@ -165,7 +165,7 @@ def test_about_a_reply_of_a_local_backend(
 @pytest.mark.parametrize("place", ["pod", "egress"])
 @pytest.mark.parametrize("sender", ["backend", "node"])
 def test_of_a_local_backend(world: World, fam: Family, proto: int, cut: int | None, place: str, sender: str) -> None:
-    """A closed port in a pod: the client hears it from the VIP, about its own packet. The node's own errors keep their source."""
+    """A closed port in a pod: the client gets the error from the VIP, about its own packet. The node's own errors keep their source."""
     flow = Flow(world, fam, proto, local=True)
     layer = fam.unreachable()
     source = flow.backend.address if sender == "backend" else fam.node
@@ -298,7 +298,7 @@ def test_about_no_flow_of_ours(world: World, fam: Family, hook: str) -> None:
 
 
 def test_quote_too_short_or_broken(world: World, fam: Family, hook: str) -> None:
-    """Less than eight bytes of L4, a later fragment, a header that lies about its length: untouched."""
+    """Less than eight bytes of L4, a later fragment, a header with a wrong length: untouched."""
     flow = Flow(world, fam, TCP, local=False)
     whole = l3(flow.out.packet)
     header = 20 if fam.version == 4 else 40
@@ -337,7 +337,7 @@ def test_error_for_a_backend_that_is_gone(world: World, fam: Family, hook: str) 
 
 
 def test_which_icmp_messages_are_errors(world: World, fam: Family) -> None:
-    """RFC 792, RFC 4443 §2.1. Others speak about no packet; a redirect is for the link it was seen on."""
+    """RFC 792, RFC 4443 §2.1. Others quote no packet; a redirect is for the link where it was seen."""
     errors = {4: {3, 4, 11, 12}, 6: {1, 2, 3, 4}}[fam.version]
     good = Flow(world, fam, UDP, local=False).error(fam.time_exceeded(), fam.router2, None)
     at = 14 + (20 if fam.version == 4 else 40)
@@ -383,7 +383,7 @@ def test_error_with_the_last_but_one_hop(world: World, fam: Family, hook: str) -
 
 
 def test_errors_do_not_keep_a_flow_alive_or_change_it(world: World, fam: Family, hook: str) -> None:
-    """The flow goes on after an error as if nothing had come."""
+    """The flow continues unchanged after an error."""
     flow = Flow(world, fam, TCP, local=False)
     world.run(hook, flow.error(fam.too_big(1400), fam.router2, None), world.net.lb1)
     data = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, "PA", load=b"more"))
@@ -391,7 +391,7 @@ def test_errors_do_not_keep_a_flow_alive_or_change_it(world: World, fam: Family,
 
 
 def test_pmtu_discovery_of_a_download(world: World, fam: Family, hook: str) -> None:
-    """The whole story: a big reply leaves, a router says 1280, the backend learns 1280 for the address it talks to."""
+    """The whole story: a big reply leaves, a router reports 1280, the backend learns 1280 for the address it talks to."""
     flow = Flow(world, fam, TCP, local=False)
     big = expect.remote_reply(fam, TCP, flow.backend, flow.snat[1], "A", load=bytes(1400))
     reply = world.run(hook, big, world.net.lb1)

@@ -1,4 +1,4 @@
-"""A connection without an entry, as its flow found no place or lost it, keeps its SNAT port: its backend knows it by that."""
+"""A connection without an entry, as its flow found no place or lost it, keeps its SNAT port, by which its backend identifies it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet.clock import TimedWorld, open_timed_world, ticks_of
 from tests.packet.craft import Family
@@ -16,7 +16,7 @@ from tests.packet.test_clock import caller
 from tests.packet.test_migrate import Change, changes
 from tests.packet.world import XDP
 
-FEW_PORTS = Settings(snat_port_min=2000, snat_port_max=2031)
+FEW_PORTS = ProgramSettings(snat_port_min=2000, snat_port_max=2031)
 ENTRIES = 4
 CALLERS = 12
 ROUNDS = 24
@@ -31,7 +31,7 @@ def loaded_crowded_world() -> Iterator[TimedWorld]:
 
 
 def test_a_port_that_comes_free_is_not_taken_instead(loaded_crowded_world: TimedWorld, fam: Family, hook: str) -> None:
-    """The SYN finds the bucket full of established flows; before the ACK ports come free, which the flow would have asked for earlier."""
+    """The SYN finds the bucket full of established flows; before the ACK, ports are freed that come earlier in the flow's order."""
     timed = loaded_crowded_world
     for n in range(ROUNDS):
         world = timed.reset()
@@ -44,7 +44,7 @@ def test_a_port_that_comes_free_is_not_taken_instead(loaded_crowded_world: Timed
         port = late.source
         for other in others[:ENTRIES]:
             other.answer("R")
-        timed.clock.pass_ticks(ticks_of(Settings().timeout_closing_s) + 1)
+        timed.clock.pass_ticks(ticks_of(ProgramSettings().timeout_closing_s) + 1)
         timed.sweep(fam)
         late.send("A")
         assert late.source == port, n
@@ -74,7 +74,7 @@ def test_half_way_through_a_resize(loaded_crowded_change: Change, fam: Family, *
     for one in kept:
         one.establish()
     for one in refused:
-        one.answer("R")  # ports come free that others would have asked for earlier
+        one.answer("R")  # ports are freed that come earlier in the order
     change.world.clear(f"lb{fam.version}_flow")
     change.begin()
     if moved:

@@ -1,4 +1,4 @@
-"""A frontend's kind is written beside its policies: it says where the frontend comes from, and changes nothing of them."""
+"""A frontend's kind is stored beside its policies: it is the origin of the frontend, and does not change them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import LOCAL_MAC, POD_MAC, Family
@@ -22,7 +22,7 @@ KINDS = pytest.mark.parametrize(
 @pytest.fixture(scope="module")
 def closed_world() -> Iterator[World]:
     """Load programs with `--external-clusterip` off."""
-    with open_world(Settings(external_clusterip=False)) as world:
+    with open_world(ProgramSettings(external_clusterip=False)) as world:
         yield world
 
 
@@ -50,7 +50,7 @@ def test_source_ranges_let_in(world: World, fam: Family, hook: str, kind: int) -
 
 @KINDS
 def test_one_row_for_both_sides_of_the_node(world: World, fam: Family, hook: str, kind: int) -> None:
-    """Where the flags do not say that there are two, a pod has the same backends as all others."""
+    """Without the flag for two scopes, a pod has the same backends as all others."""
     backend, other = (world.backend(fam, fam.remote(n), 8080) for n in (1, 2))
     world.service(fam, fam.vip, 80, TCP, [backend], flags=kind | ROUTABLE)
     world.service(fam, fam.vip, 80, TCP, [other], flags=kind | ROUTABLE, scope=1)

@@ -1,4 +1,4 @@
-"""Leases of SNAT ports to the very tick: when a port is another one's to take, and when it is only taken from its flow.
+"""Leases of SNAT ports to the very tick: when a port is free, and when it is taken from its flow.
 
 One bucket of four entries, one SNAT port, and time stands still. A port whose lease is over is free; one that is taken from a flow
 counts as SNAT_RECLAIMED.
@@ -10,7 +10,7 @@ import dataclasses
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Event, Reason
 from tests.packet import table
 from tests.packet.caller import Caller
@@ -19,13 +19,13 @@ from tests.packet.craft import Family
 from tests.packet.test_clock import caller, newcomer
 from tests.packet.world import TCP, UDP
 
-DEFAULTS = Settings()
+DEFAULTS = ProgramSettings()
 MARGIN = 528  # ticks that a full lease is longer than the longest time-out (docs/datapath.md, "Ages that wrap")
 LATE = 3 * UNIT  # ticks after its time-out a short lease is over at the latest: it counts units
 EXHAUSTED = {Reason.DROP_SNAT_EXHAUSTED: 1}
 
 
-def say(talk: Caller, *words: str) -> Caller:
+def converse(talk: Caller, *words: str) -> Caller:
     """Let a flow have this conversation; `<` is the backend's."""
     for word in words:
         (talk.answer if word.startswith("<") else talk.send)(word.lstrip("<"))
@@ -33,14 +33,14 @@ def say(talk: Caller, *words: str) -> Caller:
 
 
 def reclaimed(timed: TimedWorld, new: Caller) -> bool:
-    """Let a new flow have the port; say whether it was taken from another one."""
+    """Let a new flow have the port; return whether it was taken from another one."""
     before = timed.world.counter(Event.SNAT_RECLAIMED)[0]
     out = new.send("S")
     assert out.counted == {Reason.FWD_NEW: 1}, out
     return timed.world.counter(Event.SNAT_RECLAIMED)[0] > before
 
 
-SHORT = {  # protocol, what is said, seconds
+SHORT = {  # protocol, packets, seconds
     "new": (TCP, ["S"], DEFAULTS.timeout_new_s),
     "middle": (TCP, ["A"], DEFAULTS.timeout_new_s),
     "closing": (TCP, ["S", "<SA", "A", "<R"], DEFAULTS.timeout_closing_s),
@@ -51,11 +51,11 @@ SHORT = {  # protocol, what is said, seconds
 
 @pytest.mark.parametrize("case", list(SHORT))
 def test_a_short_lease_ends_with_the_time_out(still_world: TimedWorld, fam: Family, hook: str, case: str) -> None:
-    """Up to the time-out the port has to be taken from the flow, and soon after it is free, though nobody has swept."""
+    """Up to the time-out the port has to be taken from the flow, and soon after it is free, also without a sweep."""
     proto, words, seconds = SHORT[case]
     for more, taken in ((0, True), (LATE, False)):
         still_world.reset()
-        held = say(caller(still_world.world, fam, hook, proto), *words)
+        held = converse(caller(still_world.world, fam, hook, proto), *words)
         still_world.clock.pass_ticks(ticks_of(seconds) + more)
         assert reclaimed(still_world, newcomer(held, 0)) is taken
 
@@ -74,7 +74,7 @@ def test_a_full_lease(still_world: TimedWorld, fam: Family, hook: str) -> None:
 def test_the_lease_of_an_established_flow_is_renewed_every_256_ticks(
     still_world: TimedWorld, fam: Family, hook: str
 ) -> None:
-    """A flow that speaks: the stamp of its slot is new after each multiple of 256, and not in between."""
+    """A flow with packets: the stamp of its slot is renewed after each multiple of 256, and not in between."""
     clock = still_world.clock
     talk = caller(still_world.world, fam, hook)
     talk.establish()
@@ -90,7 +90,7 @@ def test_a_short_lease_is_renewed_every_unit(still_world: TimedWorld, fam: Famil
     clock = still_world.clock
     for proto in (TCP, UDP):
         still_world.reset()
-        talk = say(caller(still_world.world, fam, hook, proto), "S")
+        talk = converse(caller(still_world.world, fam, hook, proto), "S")
         began = table.slot_stamp(still_world.world, fam)
         for passed, stamp in ((7, 0), (1, 1), (3, 1), (5, 2), (8, 3)):
             clock.pass_ticks(passed)
@@ -103,7 +103,7 @@ def test_a_short_lease_is_renewed_every_unit(still_world: TimedWorld, fam: Famil
 
 def test_three_ticks_of_silence(still_world: TimedWorld, fam: Family, hook: str) -> None:
     """Two are not enough: a handshake has two seconds at least."""
-    held = say(caller(still_world.world, fam, hook), "S")
+    held = converse(caller(still_world.world, fam, hook), "S")
     still_world.clock.pass_ticks(2)
     assert newcomer(held, 0).send("S").counted == EXHAUSTED
     still_world.clock.pass_ticks(1)
@@ -112,7 +112,7 @@ def test_three_ticks_of_silence(still_world: TimedWorld, fam: Family, hook: str)
 
 def test_a_client_that_was_heard_in_the_tick_that_follows(still_world: TimedWorld, fam: Family, hook: str) -> None:
     """Another CPU's clock may be a tick ahead: that is no age of 18 hours."""
-    held = say(caller(still_world.world, fam, hook), "S")
+    held = converse(caller(still_world.world, fam, hook), "S")
     table.age(still_world.world, fam, -1)
     assert newcomer(held, 0).send("S").counted == EXHAUSTED
     assert held.stays("S")
@@ -123,9 +123,9 @@ def test_when_an_udp_conversation_lasts(still_world: TimedWorld, fam: Family, ho
     for last, lasts in ((1, False), (2, True)):
         for who in ("", "<"):
             still_world.reset()
-            held = say(caller(still_world.world, fam, hook, UDP), "", "<")
+            held = converse(caller(still_world.world, fam, hook, UDP), "", "<")
             still_world.clock.pass_ticks(last)
-            say(held, who)
+            converse(held, who)
             still_world.clock.pass_ticks(3)
             new = newcomer(held, 0)
             if not lasts:
@@ -203,9 +203,9 @@ def test_a_handshake_without_an_entry_that_is_refused(still_world: TimedWorld, f
 
 
 def test_the_port_of_a_frontend_that_is_gone(still_world: TimedWorld, fam: Family, hook: str) -> None:
-    """Nobody can be told whose flow it was, so it may be taken at once."""
+    """The owner is unknown, so it may be taken at once."""
     world = still_world.world
-    held = say(caller(world, fam, hook), "S")
+    held = converse(caller(world, fam, hook), "S")
     other = world.service(fam, fam.vip2, 80, TCP, held.service.backends)
     world.remove_service(held.service)
     assert reclaimed(still_world, Caller(world, other, client=fam.client2, hook=hook))
@@ -214,7 +214,7 @@ def test_the_port_of_a_frontend_that_is_gone(still_world: TimedWorld, fam: Famil
 def test_a_flow_that_lost_its_port_counts_for_no_backend(still_world: TimedWorld, fam: Family, hook: str) -> None:
     """It lives, as an entry, until its time-out; a backend that waits for its last flow does not wait for it."""
     world = still_world.world
-    held = say(caller(world, fam, hook), "S")
+    held = converse(caller(world, fam, hook), "S")
     assert held.backend is not None
     still_world.clock.pass_ticks(3)
     assert reclaimed(still_world, newcomer(held, 0))
@@ -228,7 +228,7 @@ def test_a_flow_that_lost_its_port_counts_for_no_backend(still_world: TimedWorld
 
 def test_replies_of_an_opening_flow_do_not_renew_its_lease(still_world: TimedWorld, fam: Family, hook: str) -> None:
     """A backend that sends its SYN-ACK again and again keeps no port for a client that is silent."""
-    held = say(caller(still_world.world, fam, hook), "S")
+    held = converse(caller(still_world.world, fam, hook), "S")
     began = table.slot_stamp(still_world.world, fam)
     for _ in range(4):
         still_world.clock.pass_ticks(UNIT)

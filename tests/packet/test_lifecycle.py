@@ -1,4 +1,4 @@
-"""Backends come, rest and go while flows are under way: who stays, who moves, who is told."""
+"""Backends come, rest and leave under existing flows: which flows stay, which move, which are reset."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_maintenance_keeps_connections_and_moves_new_ones(world: World, fam: Fam
 def test_a_connection_that_moves_begins_its_handshake_anew(
     world: World, fam: Family, hook: str, *, local: bool
 ) -> None:
-    """What the first backend answered proves nothing about the second one."""
+    """The first backend's answer does not count for the second one."""
     scene = Scene(world, fam, hook, TCP, local=local)
     if local:
         expect.at_pod(world, expect.local_reply(fam, TCP, scene.held, fam.client, 40000, "SA"))
@@ -110,7 +110,7 @@ def test_a_refused_flow_is_made_anew(world: World, fam: Family, hook: str) -> No
 
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 def test_backend_gone_resets_tcp(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """A connection to a backend that was removed is told so at once, with numbers its client accepts."""
+    """A connection to a removed backend gets a RST at once, with numbers its client accepts."""
     scene = Scene(world, fam, hook, TCP, local=local)
     scene.only_other()
     world.remove_backend(scene.held)
@@ -127,7 +127,7 @@ def test_backend_gone_resets_tcp(world: World, fam: Family, hook: str, *, local:
 
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 def test_a_flow_whose_backend_is_gone_ends(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """It closes with the first RST, stays as long as its client sends, and each packet is told the same."""
+    """It closes with the first RST, stays as long as its client sends, and each packet gets the same answer."""
     scene = Scene(world, fam, hook, TCP, local=local)
     world.remove_backend(scene.held)
     for _ in range(3):
@@ -139,7 +139,7 @@ def test_a_flow_whose_backend_is_gone_ends(world: World, fam: Family, hook: str,
 
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 def test_backend_gone_moves_udp(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """Datagrams go to another backend without a word, and stay there."""
+    """Datagrams go to another backend without an error, and stay there."""
     scene = Scene(world, fam, hook, UDP, local=local)
     scene.only_other()
     world.remove_backend(scene.held)
@@ -163,7 +163,7 @@ def test_address_reused_by_another_backend(world: World, fam: Family, hook: str)
 def test_a_backend_of_this_node_that_comes_back_sees_its_clients(
     world: World, fam: Family, hook: str, proto: int
 ) -> None:
-    """Its flow that a client opens anew is the same one: it takes no SNAT port, as one of another frontend would."""
+    """A flow that its client opens again is the same one: it takes no SNAT port, unlike one of another frontend."""
     backend = world.backend(fam, fam.local(1), 8080, proto, local=True)
     world.service(fam, fam.vip, 80, proto, [backend])
     frame = craft.frame(craft.segment(fam, proto, fam.client, 40000, fam.vip, 80, "S"))
@@ -199,7 +199,7 @@ def test_last_backend_gone(world: World, fam: Family, hook: str) -> None:
 
 
 def test_service_gone_keeps_its_flows(world: World, fam: Family, hook: str) -> None:
-    """A removed frontend gets no new flow; what is under way to a living backend goes on."""
+    """A removed frontend gets no new flow; flows to a live backend continue."""
     from lbagent.maps import layout
 
     scene = Scene(world, fam, hook, TCP)
@@ -274,7 +274,7 @@ def test_port_used_again_after_the_connection_closed(world: World, fam: Family, 
 
 @pytest.mark.parametrize("proto", [TCP, UDP], ids=["tcp", "udp"])
 def test_a_flow_keeps_the_mode_it_was_made_with(world: World, fam: Family, hook: str, proto: int) -> None:
-    """A backend that is said to be elsewhere by now, or here by now: flows under way go on as they were, new ones as the path says.
+    """A backend moves to another node, or to this one: existing flows continue unchanged, new ones follow the path record.
 
     The planner leaves the filter bit of a backend that was local as it is (tests/targets/bpf/test_locality.py).
     """

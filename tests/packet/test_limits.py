@@ -56,7 +56,7 @@ def test_unknown_mtu_lets_everything_through(world: World, fam: Family, hook: st
 
 
 def test_a_route_by_a_device_that_carries_less(world: World, fam: Family, hook: str) -> None:
-    """A way without a next hop: its MTU is the path's to say, also where the kernel finds that the device has a smaller one."""
+    """A way without a next hop: the path record has its MTU, also if the device has a smaller one."""
     backend = world.backend(fam, fam.remote(1), 8080, mtu=0, nexthop=0)
     world.service(fam, fam.vip, 80, TCP, [backend])
     frame = big(fam, 2900)
@@ -169,10 +169,10 @@ def test_the_last_but_one_hop(world: World, fam: Family, hook: str) -> None:
     """TTL 2 is forwarded with 1, in both directions, by the first packets and by those of an established flow."""
     backend = world.backend(fam, fam.remote(1), 8080)
     service = world.service(fam, fam.vip, 80, TCP, [backend])
-    for say, hear in (("S", "SA"), ("A", "PA"), ("A", "A"), ("A", "A")):
-        frame = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, say, ttl=2, load=bytes(40)))
+    for client_flags, backend_flags in (("S", "SA"), ("A", "PA"), ("A", "A"), ("A", "A")):
+        frame = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, client_flags, ttl=2, load=bytes(40)))
         port = expect.forwarded_to(world.run(hook, frame), frame, backend)
-        answer = expect.remote_reply(fam, TCP, backend, port, hear, ttl=2, load=bytes(40))
+        answer = expect.remote_reply(fam, TCP, backend, port, backend_flags, ttl=2, load=bytes(40))
         expect.replied(world.run(hook, answer, world.net.lb1), answer, service, fam.client, 40000)
         last = expect.remote_reply(fam, TCP, backend, port, "A", ttl=1, load=bytes(40))
         out = world.run(hook, last, world.net.lb1)
@@ -181,12 +181,12 @@ def test_the_last_but_one_hop(world: World, fam: Family, hook: str) -> None:
 
 
 def test_the_last_hop_of_a_local_backends_reply(world: World, fam: Family, hook: str) -> None:
-    """The stack, through which its requests came, says that it ends here."""
+    """The stack, which passed its requests, reports the end of the path."""
     backend = world.backend(fam, fam.local(1), 8080, local=True)
     world.service(fam, fam.vip, 80, TCP, [backend])
-    for say, hear in (("S", "SA"), ("A", "A")):
-        world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, say)))
-        last = expect.local_reply(fam, TCP, backend, fam.client, 40000, hear, ttl=1)
+    for client_flags, backend_flags in (("S", "SA"), ("A", "A")):
+        world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, client_flags)))
+        last = expect.local_reply(fam, TCP, backend, fam.client, 40000, backend_flags, ttl=1)
         out = world.run(hook, last, world.net.pod0)
         expect.untouched(out, last)
         assert out.counted == {Reason.PASS_TTL: 1}

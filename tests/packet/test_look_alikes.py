@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import expect, table
 from tests.packet.caller import Caller
@@ -16,7 +16,7 @@ from tests.packet.clock import TimedWorld, ticks_of
 from tests.packet.craft import FAMILIES, Family
 from tests.packet.world import TCP, BackendRow, World
 
-DEFAULTS = Settings()
+DEFAULTS = ProgramSettings()
 STALE = ticks_of(DEFAULTS.timeout_tcp_s) + 8 * 70  # ticks: a port is free when its flow was silent for so long
 BOTH_WAYS = pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 ADDRESS_BITS = {
@@ -147,7 +147,7 @@ def test_replies_find_the_frontend_of_their_own_client(still_world: TimedWorld, 
 
 
 def test_backends_that_are_nearly_the_same(still_world: TimedWorld, fam: Family, hook: str) -> None:
-    """A reply is believed of the backend's address and port alone; of nearly the same it passes untouched."""
+    """A reply is accepted only from the backend's address and port; from similar ones it passes untouched."""
     scene = Scene(still_world, fam, hook, local=True)
     backend = scene.backend()
     talk = scene.caller(base(fam), backend)
@@ -182,7 +182,7 @@ def test_strangers_at_a_snat_port(still_world: TimedWorld, fam: Family, hook: st
 
 
 def test_a_port_is_held_by_one_flow(still_world: TimedWorld, fam: Family, hook: str) -> None:
-    """Nobody who is nearly its holder gets it, and the holder has it again when it asks twice."""
+    """No similar flow gets it, and the holder gets the same one again."""
     for four in (*other_clients(fam), *other_frontends(fam)):
         scene = Scene(still_world, fam, hook)
         backend = scene.backend()

@@ -14,7 +14,7 @@ from lbagent.bpf.compiler import builder
 from lbagent.bpf.compiler.artifact import Artifact
 from lbagent.bpf.load import program_settings
 from lbagent.bpf.load.loader import Generation, load_generation
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.run.migrate import MigrationResult, migrate_flows, resized_flow_maps, try_migration
 from lbagent.kernel import bpf_prog, jiffies
 from lbagent.maps import pins
@@ -50,7 +50,7 @@ class Change:
     before: dict[str, int] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Let the programs that know both take over."""
+        """Install the programs that use both kinds of maps."""
         self.world.programs = self.both.programs
 
     def some(self, share: float) -> None:
@@ -88,9 +88,9 @@ def changes(
     new: Sizes,
     artifact: Artifact | None = None,
     splice: Splice | None = None,
-    options: Settings = DEFAULTS,
+    options: ProgramSettings = DEFAULTS,
 ) -> Iterator[Change]:
-    """Load all three sets; `splice` changes the programs that know both kinds of maps, and those of the new ones."""
+    """Load all three sets; `splice` changes the programs that use both kinds of maps, and those of the new ones."""
     programs = artifact or builder.ensure_artifact()
     with ExitStack() as stack:
         world = stack.enter_context(open_world(options, sizes=old))
@@ -189,7 +189,7 @@ def test_flows_keep_their_place(change_world: Change, fam: Family, proto: int, *
 
 
 def test_what_changes_meanwhile_is_taken_along(change_world: Change, fam: Family) -> None:
-    """A SYN that moves a flow, a backend that goes: the old entry obeys as any other, and what it says then is moved."""
+    """A SYN that moves a flow, a backend that goes: the old entry changes like any other, and its new contents are moved."""
     change = change_world
     talk = Talk(change, fam, TCP, local=False)
     talk.open(*range(40000, 40010))
@@ -253,7 +253,7 @@ def seen_words(world: World, fam: Family) -> list[tuple[int, ...]]:
 
 
 def test_slots_of_spilled_flows_are_moved(fam: Family) -> None:
-    """A flow in the spill map keeps its port, though no entry of the table speaks of its slot; and its bucket says so."""
+    """A flow in the spill map keeps its port, although no entry of the table refers to its slot; and its bucket has the stamp."""
     old = dataclasses.replace(SMALL, flow4=8, flow6=8, snat4=1 << 15, snat6=1 << 15, spill=4096)
     new = dataclasses.replace(old, flow4=1 << 10, flow6=1 << 10, snat4=1 << 16, snat6=1 << 16)
     for change in changes(old, new):
@@ -279,7 +279,7 @@ def test_a_try_says_what_has_no_room_and_changes_nothing(loaded_change: Change, 
     talk.open(*range(40000, 40200))
     small = dataclasses.replace(change.old, snat4=64, snat6=64)
     assert isinstance(change.world.maps, KernelMaps)
-    config = program_settings.pack_config(Settings(), small, SEEDS, jiffies.hz(), change.old)
+    config = program_settings.pack_config(ProgramSettings(), small, SEEDS, jiffies.hz(), change.old)
     tried = try_migration(builder.ensure_artifact(), config, change.world.maps.fds, change.old, small)
     assert 136 <= tried[fam.version].lost < 200  # at most one flow a slot
     talk.check()
@@ -293,7 +293,7 @@ def test_a_new_flow_takes_no_slot_an_old_one_will_need(fam: Family, before: int,
     for change in changes(old, new):
         talk = Talk(change, fam, TCP, local=False)
         talk.open(*range(40000, 40100))
-        config = program_settings.pack_config(Settings(), new, SEEDS, jiffies.hz(), old)
+        config = program_settings.pack_config(ProgramSettings(), new, SEEDS, jiffies.hz(), old)
         assert isinstance(change.world.maps, KernelMaps)
         lost = try_migration(builder.ensure_artifact(), config, change.world.maps.fds, old, new)[fam.version].lost
         assert (lost > 0) is (after < before)

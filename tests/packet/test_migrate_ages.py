@@ -1,11 +1,11 @@
-"""Tables of another size, and what the ages of flows say then: who is moved, and who must prove that its port is its own."""
+"""Tables of another size, and the ages of flows: which are moved, and which must be checked for their port."""
 
 from __future__ import annotations
 
 import dataclasses
 from contextlib import closing
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.run.migrate import MigrationResult
 from tests.packet import expect, table
 from tests.packet.clock import Clock, ticks_of
@@ -16,7 +16,7 @@ from tests.packet.world import TCP, XDP
 
 OLD = dataclasses.replace(SMALL, flow4=1 << 9, flow6=1 << 9)
 NEW = dataclasses.replace(SMALL, flow4=1 << 10, flow6=1 << 10)
-LONGEST = ticks_of(Settings().timeout_tcp_s)
+LONGEST = ticks_of(ProgramSettings().timeout_tcp_s)
 
 
 def test_what_has_expired_is_left_behind() -> None:
@@ -38,7 +38,7 @@ def test_what_has_expired_is_left_behind() -> None:
 
 
 def test_a_flow_that_is_still_in_the_old_table_proves_its_port() -> None:
-    """No sweeper comes there, so its age says nothing: who has lost its port gets one, and sends nothing from the lost one."""
+    """No sweeper runs there, so its age is not reliable: a flow that lost its port gets one, and sends nothing from the lost one."""
     for change in changes(OLD, NEW):
         for fam in FAMILIES.values():
             change.reset()

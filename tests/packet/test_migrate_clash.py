@@ -1,4 +1,4 @@
-"""While the flow table gets another size: two flows whose replies could not be told apart, the first one in either table."""
+"""While the flow table gets another size: two flows with ambiguous replies, the first one in either table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def loaded_growing_change() -> Iterator[Change]:
 def test_the_second_flow_has_a_snat_port(
     loaded_growing_change: Change, fam: Family, hook: str, opened: str, *, moved: bool
 ) -> None:
-    """One client port asks two frontends of one local backend."""
+    """One client port uses two frontends of one local backend."""
     change = loaded_growing_change
     change.reset()
     first = caller(change.world, fam, hook, local=True)

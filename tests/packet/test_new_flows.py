@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import Family
@@ -19,7 +19,7 @@ PLACES = pytest.mark.parametrize("local", [False, True], ids=["remote", "local"]
 @pytest.fixture(scope="module")
 def syn() -> Iterator[World]:
     """Load programs with `--new-flows syn`."""
-    with open_world(Settings(new_flows="syn")) as world:
+    with open_world(ProgramSettings(new_flows="syn")) as world:
         yield world
 
 

@@ -41,7 +41,7 @@ def test_other_addresses(served: World, fam: Family, hook: str, proto: int) -> N
 
 
 def test_other_port_of_a_vip(served: World, fam: Family, hook: str) -> None:
-    """A VIP that is no ClusterIP has no say about its other ports: the stack answers."""
+    """A VIP that is no ClusterIP does not reject its other ports: the stack answers."""
     frame = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 81))
     expect.untouched(served.run(hook, frame), frame)
 
@@ -175,7 +175,7 @@ def of_no_service(fam: Family, ports: int) -> dict[str, Packet]:
 @pytest.mark.parametrize("hook", [XDP, TC_INGRESS, TC_EGRESS])
 @pytest.mark.parametrize("ports", [0x0301, 40000])
 def test_of_no_service_in_any_form(served: World, fam: Family, hook: str, ports: int) -> None:
-    """What is read in more steps is not counted either, whatever its first byte behind the IP header says."""
+    """What is read in more steps is not counted either, whatever its first byte behind the IP header."""
     for form, packet in of_no_service(fam, ports).items():
         for vlans in ((), (7,), (7, 8)) if hook == XDP else ((),):
             frame = craft.frame(packet, vlans=vlans)

@@ -117,7 +117,7 @@ def test_connection_refused(wired_world: tuple[World, ClientNet], fam: Family) -
 
 @pytest.mark.parametrize("size", [0, 1, 2, 33, 500, 1400])
 def test_datagram_refused(wired_world: tuple[World, ClientNet], fam: Family, size: int) -> None:
-    """recv() says so; the error's checksum is right, and so is the one in the datagram it quotes."""
+    """recv() returns the error; its checksum is right, and so is the one in the datagram it quotes."""
     world, client = wired_world
     world.reset()
     world.service(fam, fam.vip, 80, UDP)
@@ -156,7 +156,7 @@ def test_path_mtu_is_learned(wired_world: tuple[World, ClientNet], fam: Family) 
 
 
 def soon(holds: Callable[[], bool]) -> bool:
-    """Ask until it holds, for a second at most: the device hands packets over when it likes."""
+    """Poll until it holds, for a second at most: the device delivers packets with a delay."""
     for _ in range(100):
         if holds():
             return True

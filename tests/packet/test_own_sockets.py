@@ -1,4 +1,4 @@
-"""A process of the node asks a service without backends: the program's answer comes back to its socket, whatever it was leaving by."""
+"""A process of the node uses a service without backends: the program's answer reaches its socket, on any device."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_the_node_asks_itself(world: World, fam: Family) -> None:
 
 
 def test_one_port_through_two_frontends_to_a_process_of_the_node(world: World, fam: Family, hook: str) -> None:
-    """The replies of the second connection could not be told from those of the first one."""
+    """The replies of the second connection would look like those of the first one."""
     backend = world.backend(fam, fam.node, 8080, local=True, host=True, nexthop=0)
     for vip in (fam.vip, fam.vip2):
         world.service(fam, vip, 80, TCP, [backend])
@@ -130,19 +130,19 @@ def test_a_port_goes_on_to_talk_to_the_pod_itself(world: World, fam: Family, hoo
     backend = world.backend(fam, fam.local(1), 8080, local=True)
     world.service(fam, fam.vip, 80, TCP, [backend])
 
-    def hear(flags: str) -> Outcome:
+    def from_backend(flags: str) -> Outcome:
         return expect.at_pod(world, expect.local_reply(fam, TCP, backend, fam.client, 40000, flags))
 
-    for say, answer in (("S", "SA"), ("A", "A"), ("FA", "FA"), ("A", "")):
-        world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, say)))
+    for client_flags, answer in (("S", "SA"), ("A", "A"), ("FA", "FA"), ("A", "")):
+        world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80, client_flags)))
         if answer:
-            assert expect.source(hear(answer)) == (fam.vip, 80)
+            assert expect.source(from_backend(answer)) == (fam.vip, 80)
     for flags in ("SA", "A", "PA", "FA"):
         frame = expect.local_reply(fam, TCP, backend, fam.client, 40000, flags)
         expect.untouched(expect.at_pod(world, frame), frame)
     again = craft.frame(craft.tcp(fam, fam.client, 40000, fam.vip, 80))
     expect.handed_up_to(world.run(hook, again), again, backend)
-    assert expect.source(hear("SA")) == (fam.vip, 80)
+    assert expect.source(from_backend("SA")) == (fam.vip, 80)
 
 
 def test_reply_to_a_pod(world: World, fam: Family, hook: str) -> None:
@@ -202,11 +202,11 @@ def test_by_which_device_xdp_sends(world: World, fam: Family) -> None:
         backend = world.backend(fam, fam.remote(n), 8080, nexthop=hop)
         world.service(fam, fam.vip, 80 + n, TCP, [backend])
         for vlans in ((), (5,)):
-            for say, hear in (("S", "SA"), ("A", "PA"), ("A", "A"), ("A", "A")):
-                packet = craft.tcp(fam, fam.client, 40000, fam.vip, 80 + n, say, load=bytes(40))
+            for client_flags, backend_flags in (("S", "SA"), ("A", "PA"), ("A", "A"), ("A", "A")):
+                packet = craft.tcp(fam, fam.client, 40000, fam.vip, 80 + n, client_flags, load=bytes(40))
                 out = world.run(XDP, craft.frame(packet, vlans=vlans))
                 assert out.verdict == verdict
-                back = craft.tcp(fam, *backend.endpoint, *expect.source(out), hear, load=bytes(40))
+                back = craft.tcp(fam, *backend.endpoint, *expect.source(out), backend_flags, load=bytes(40))
                 for device, mac, wanted in (
                     (world.net.lb0, NODE_MAC, Xdp.TX),
                     (world.net.lb1, craft.NODE2_MAC, Xdp.REDIRECT),

@@ -37,7 +37,7 @@ def test_any_frame_is_scapys(
 
 
 def test_a_datagram_whose_sum_is_zero_says_all_ones() -> None:
-    """RFC 768: a sum of zero is written as all ones, as zero says that there is none."""
+    """RFC 768: a sum of zero is written as all ones, as zero means "no checksum"."""
     sums = {plain(V4, UDP, V4.client, port, V4.vip, 53)[40:42] for port in range(65536)}
     assert b"\0\0" not in sums
     assert b"\xff\xff" in sums

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.layout import PathFlag
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, wire
@@ -62,7 +62,7 @@ class Scene:
         return self.world.run(TC_EGRESS, frame, net.pod0, came_by=came_by or net.lb1)
 
     def is_answered(self, hook: str, flags: str = "SA", *, sport: int = PORT) -> bool:
-        """Let the backend answer; say whether the pod hears it from the frontend."""
+        """Let the backend answer; return whether the pod receives it from the frontend."""
         packet = self.reply(flags, sport=sport)
         assert self.comes_in(hook, packet).counted == {}, "counted where it leaves"
         out = self.leaves(packet)
@@ -79,11 +79,11 @@ def scene(world: World, fam: Family, proto: int = TCP) -> Scene:
 def test_round_trip(world: World, fam: Family, hook: str, proto: int) -> None:
     """The destination alone is translated, and the stack routes; to it the conversation is one of pod and backend, both ways."""
     one = scene(world, fam, proto)
-    for say, hear in (("S", "SA"), ("A", "A"), ("PA", "PA")):
-        out = one.asks(say)
+    for client_flags, backend_flags in (("S", "SA"), ("A", "A"), ("PA", "PA")):
+        out = one.asks(client_flags)
         assert one.keeps(out)
         assert out.counted == {Reason.FWD_LOCAL: 1}
-        packet = one.reply(hear)
+        packet = one.reply(backend_flags)
         assert one.comes_in(hook, packet).counted == {}
         back = one.leaves(packet)
         expect.replied_in_place(back, craft.frame(packet, src=POD_MAC, dst=LOCAL_MAC), one.service)
@@ -93,12 +93,12 @@ def test_round_trip(world: World, fam: Family, hook: str, proto: int) -> None:
 @PROTOCOLS
 @pytest.mark.parametrize("sport", [PORT, DEFAULTS.snat_port_min, DEFAULTS.snat_port_max])
 def test_the_pod_is_a_backend_itself(world: World, fam: Family, hook: str, proto: int, sport: int) -> None:
-    """Whatever port it asks from, one that is a SNAT port of the node too."""
+    """From any port, also one that is a SNAT port of the node."""
     one = scene(world, fam, proto)
     world.backend(fam, one.pod, 9090, proto, local=True)
-    for say, hear in (("S", "SA"), ("A", "A"), ("PA", "PA")):
-        assert one.keeps(one.asks(say, sport=sport))
-        assert one.is_answered(hook, hear, sport=sport)
+    for client_flags, backend_flags in (("S", "SA"), ("A", "A"), ("PA", "PA")):
+        assert one.keeps(one.asks(client_flags, sport=sport))
+        assert one.is_answered(hook, backend_flags, sport=sport)
 
 
 @PROTOCOLS
@@ -162,7 +162,7 @@ def test_its_own_request_on_the_way_out_changes_nothing(world: World, fam: Famil
 
 @PROTOCOLS
 def test_a_flow_keeps_the_mode_it_was_made_with(world: World, fam: Family, hook: str, proto: int) -> None:
-    """From SNAT to the pod's own address and back: what is under way goes on as it was."""
+    """From SNAT to the pod's own address and back: existing flows continue unchanged."""
     one = scene(world, fam, proto)
     world.path_flags(one.backend, clear=PathFlag.KEEPS_POD)
     first = one.asks()
@@ -216,18 +216,18 @@ def test_a_backend_that_is_gone(world: World, fam: Family) -> None:
 @pytest.fixture(scope="module")
 def strict() -> Iterator[World]:
     """Load programs with `--strict-source`."""
-    with open_world(Settings(strict_source=True)) as world:
+    with open_world(ProgramSettings(strict_source=True)) as world:
         yield world
 
 
 def by_another_way(one: Scene) -> Outcome:
-    """Let the pod ask, and the backend's answer leave to it that came in by lb0, to which its route does not lead."""
+    """Send the pod's request, and the backend's answer to it, which came in by lb0, not the device of its route."""
     assert one.keeps(one.asks())
     return one.leaves(one.reply(), one.world.net.lb0)
 
 
 def test_ways_back_may_differ(world: World, fam: Family) -> None:
-    """A reply is believed on any device, as one to a SNAT port is."""
+    """A reply is accepted on any device, like one to a SNAT port."""
     one = scene(world, fam)
     assert expect.source(by_another_way(one)) == (one.service.address, 80)
 

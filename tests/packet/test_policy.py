@@ -1,4 +1,4 @@
-"""Who may reach a frontend, and which set of backends is theirs: source ranges, scopes, affinity."""
+"""Access to a frontend, and the set of backends by client: source ranges, scopes, affinity."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
 from tests.packet.craft import LOCAL_MAC, POD_MAC, Family
@@ -57,7 +57,7 @@ def test_source_ranges(world: World, fam: Family, hook: str, *, deny: bool) -> N
 
 @pytest.mark.parametrize("deny", [False, True])
 def test_a_range_may_say_itself_what_it_means(world: World, fam: Family, hook: str, *, deny: bool) -> None:
-    """While a list turns from allow to deny or back: 2 lets in, 3 keeps out, whatever the service says; the longest holds."""
+    """While a list turns from allow to deny or back: 2 lets in, 3 keeps out, independent of the service; the longest prefix applies."""
     inside, outside, ranges = inside_outside(fam)
     backend = world.backend(fam, fam.remote(1), 8080)
     row = world.service(fam, fam.vip, 80, TCP, [backend], flags=RANGED, deny=deny)
@@ -90,7 +90,7 @@ def test_check_without_any_range_lets_nobody_in(world: World, fam: Family, hook:
 
 
 def test_ranges_come_before_the_answer(world: World, fam: Family, hook: str) -> None:
-    """A source that is not allowed learns nothing about a service without backends."""
+    """A source that is not allowed gets no answer about a service without backends."""
     _, outside, ranges = inside_outside(fam)
     world.service(fam, fam.vip, 80, TCP, flags=RANGED, ranges=ranges)
     assert world.run(hook, syn(fam, outside)).dropped
@@ -125,7 +125,7 @@ def test_one_row_serves_both_scopes(world: World, fam: Family, hook: str) -> Non
 
 
 def test_two_scopes_and_no_row_of_the_inside(world: World, fam: Family, hook: str) -> None:
-    """A master that speaks of two scopes is enough for pods while the other row is missing; its slots are the external ones."""
+    """A master with the flag for two scopes is enough for pods while the other row is missing; its slots are the external ones."""
     backend = world.backend(fam, fam.remote(1), 8080)
     world.service(fam, fam.vip, 80, TCP, [backend], flags=TYPE_LOAD_BALANCER | ROUTABLE | TWO_SCOPES)
     assert expect.destination(from_pod(world, fam, hook)) == backend.endpoint
@@ -156,7 +156,7 @@ def test_loopback_frontends_are_not_for_the_wire(world: World, fam: Family, hook
 @pytest.fixture(scope="module")
 def closed_world() -> Iterator[World]:
     """Load programs with `--external-clusterip` off."""
-    with open_world(Settings(external_clusterip=False)) as world:
+    with open_world(ProgramSettings(external_clusterip=False)) as world:
         yield world
 
 
@@ -175,7 +175,7 @@ def test_cluster_ip_from_outside_when_closed(closed_world: World, fam: Family, h
 
 
 def test_undefined_port_of_a_closed_cluster_ip(closed_world: World, fam: Family, hook: str) -> None:
-    """From outside the address is as closed as its services; a pod is told that the port is none, by tc where XDP cannot send to it."""
+    """From outside the address is as closed as its services; a pod gets port unreachable, by tc if XDP cannot send to it."""
     world = closed_world
     world.reset()
     world.service(fam, fam.vip, 80, TCP, [world.backend(fam, fam.remote(1), 8080)], flags=0)
@@ -274,7 +274,7 @@ def test_affinity_ends_with_its_time(world: World, fam: Family, hook: str) -> No
 
 
 def test_affinity_beats_maglev(world: World, fam: Family, hook: str) -> None:
-    """A held client stays where it is whatever the table says."""
+    """A held client keeps its backend, independent of the table."""
     backends = [world.backend(fam, fam.remote(n), 8080) for n in (1, 2)]
     row = world.service(fam, fam.vip, 80, TCP, backends, affinity_s=300, algorithm=MAGLEV)
     world.maglev(row, [backends[0].id] * world.sizes.maglev_size)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.config import MIN_SNAT_PORT
 from lbagent.maps.reasons import Reason
 from tests.packet import table
@@ -21,7 +21,7 @@ PORTS = range(MIN_SNAT_PORT, MIN_SNAT_PORT + 3)
 @pytest.fixture(scope="module")
 def low_ports_world() -> Iterator[World]:
     """Load programs with the three lowest SNAT ports."""
-    with open_world(Settings(snat_port_min=PORTS.start, snat_port_max=PORTS.stop - 1)) as world:
+    with open_world(ProgramSettings(snat_port_min=PORTS.start, snat_port_max=PORTS.stop - 1)) as world:
         yield world
 
 

@@ -12,13 +12,13 @@ from tests.packet.craft import V4, V6, Family
 from tests.packet.test_icmp import Flow, check_error, l3
 from tests.packet.world import TCP, UDP, BackendRow, World
 
-# as the two bytes of an IPv4 header behind its identification these say: "do not fragment", no offset
+# as the two bytes of an IPv4 header behind its identification these mean "do not fragment", no offset
 PORT, CLIENT_PORT = 0x1234, 0x4000
 PORTS = PORT.to_bytes(2, "big") + CLIENT_PORT.to_bytes(2, "big")
 
 
 def talk(world: World, fam: Family, hook: str, proto: int = UDP) -> BackendRow:
-    """Let the client ask a backend of this node; an error about the answer is the backend's."""
+    """Send a client's request to a backend of this node; an error about the answer is for the backend."""
     backend = world.backend(fam, fam.local(1), 8080, proto, local=True)
     world.service(fam, fam.vip, PORT, proto, [backend])
     request = craft.frame(craft.segment(fam, proto, fam.client, CLIENT_PORT, fam.vip, PORT))
@@ -44,7 +44,7 @@ def answer(
 
 
 def is_read(world: World, fam: Family, hook: str, backend: BackendRow, headers: bytes = b"", first: int = 17) -> bool:
-    """Say whether an error about the answer with these headers is translated; if not it must go up as it came."""
+    """Return whether an error about the answer with these headers is translated; if not it must pass unchanged."""
     client = (fam.client, CLIENT_PORT)
     frame = about(fam, answer(fam, (fam.vip, PORT), client, headers, first))
     out = world.run(hook, frame)
@@ -59,7 +59,7 @@ def is_read(world: World, fam: Family, hook: str, backend: BackendRow, headers: 
 
 
 def header(fam: Family, start: bytes, protocol: int = UDP, end: bytes = b"") -> bytes:
-    """Return what would be an IP header from the VIP to the client but for its first bytes."""
+    """Return an IP header from the VIP to the client with other first bytes."""
     addresses = fam.packed(fam.vip) + fam.packed(fam.client)
     if fam.version == 4:
         head = start + bytes(20)[len(start) : 8] + bytes((64, protocol, 0, 0)) + addresses
@@ -101,7 +101,7 @@ def test_a_quoted_header_that_is_none(world: World, fam: Family, hook: str, prot
 
 @pytest.mark.parametrize("proto", [TCP, UDP])
 def test_padding_is_not_quoted(world: World, fam: Family, hook: str, proto: int) -> None:
-    """The packet ends where it says: what the frame holds behind it is neither read nor written, also where the packet would go on there."""
+    """The packet ends at its length: bytes of the frame behind it are neither read nor written, even if they would continue it."""
     backend = talk(world, fam, hook, proto)
     client = (fam.client, CLIENT_PORT)
     theirs, own = (

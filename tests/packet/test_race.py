@@ -1,6 +1,6 @@
 """Two CPUs on one small table, and a sweeper beside them: no flow moves, no port is held twice.
 
-The long run is a benchmark (`bench/race.py`), which also says what the ends check for each frame.
+The long run is a benchmark (`bench/race.py`), which also describes the checks of each frame.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two CPUs meet between two steps: each time one of them comes in at the worst moment (base/race_point.h), and both are right."""
+"""Two CPUs meet between two steps: each time one of them runs at the worst moment (base/race_point.h), and both are right."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from tests.packet import table
 from tests.packet.caller import Caller
 from tests.packet.clock import Clock, TimedWorld, ticks_of
@@ -19,14 +19,14 @@ from tests.packet.test_clock import caller, newcomer
 from tests.packet.test_migrate import GROWN, Change, Talk, changes
 from tests.packet.world import TCP
 
-DEFAULTS = Settings()
-ONE_PORT = Settings(snat_port_min=2000, snat_port_max=2000)
+DEFAULTS = ProgramSettings()
+ONE_PORT = ProgramSettings(snat_port_min=2000, snat_port_max=2000)
 ENTRIES = 8
 
 
 @dataclass(frozen=True)
 class RacingWorld(TimedWorld):
-    """A world with a clock, and with another CPU that comes in where it is let in."""
+    """A world with a clock, and with another CPU that runs where it is let in."""
 
     points: RacePoints
 
@@ -107,7 +107,7 @@ def test_both_make_the_flow_and_the_other_took_the_port_last(racing_world: Racin
 def test_a_flow_speaks_while_the_sweeper_takes_it(
     racing_world: RacingWorld, fam: Family, hook: str, *, local: bool
 ) -> None:
-    """The sweeper saw that it had expired; before it takes the entry a packet comes. The connection goes on."""
+    """The sweeper saw that it had expired; before it takes the entry a packet arrives. The connection continues."""
     world, points = racing_world.world, racing_world.points
     talk = caller(world, fam, hook, local=local)
     talk.establish()
@@ -197,7 +197,7 @@ def test_a_port_is_another_ones_already_when_it_is_freed(racing_world: RacingWor
 
 @pytest.fixture(scope="module")
 def moving_world() -> Iterator[tuple[Change, RacePoints]]:
-    """Load programs for tables that grow, those that know both tables with race points."""
+    """Load programs for tables that grow, those that use both tables with race points."""
     points = RacePoints()
     try:
         for change in changes(SMALL, GROWN, race_artifact(), points.splice):
@@ -211,7 +211,7 @@ def moving_world() -> Iterator[tuple[Change, RacePoints]]:
 def test_a_flow_changes_while_it_is_moved(
     moving_world: tuple[Change, RacePoints], fam: Family, flags: str, *, local: bool
 ) -> None:
-    """Its entry is in both tables when a packet closes the connection in the old one: the new one knows of it."""
+    """Its entry is in both tables when a packet closes the connection in the old one: the new one has it, too."""
     change, points = moving_world
     change.reset()
     talk = Talk(change, fam, TCP, local=local)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
 from tests.packet.clock import open_timed_world
@@ -20,7 +20,7 @@ AGE = 3 * table.SLOT_UNIT  # ticks
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[World]:
     """Load programs with four SNAT ports, for which time stands still."""
-    with open_timed_world(Settings(snat_port_min=2000, snat_port_max=2003)) as timed:
+    with open_timed_world(ProgramSettings(snat_port_min=2000, snat_port_max=2003)) as timed:
         yield timed.world
 
 
@@ -66,7 +66,7 @@ def test_an_old_syn_gives_way_and_an_established_flow_does_not(narrow: World, fa
 
 
 def test_who_lost_a_port_gets_another_one(narrow: World, fam: Family, backend: BackendRow) -> None:
-    """The robbed flow's next SYN opens it anew with a port of its own; another segment of it is answered with RST."""
+    """The flow that lost its port opens again with its next SYN, with a new port; another segment of it is answered with RST."""
     for n in range(4):
         answer(narrow, fam, backend, expect.source(send(narrow, fam, 40000 + n, "S"))[1])
     table.later(narrow, fam, AGE)

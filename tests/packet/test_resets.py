@@ -1,4 +1,4 @@
-"""A RST ends a connection, and what says so again is still heard by the one it is for."""
+"""A RST ends a connection, and a repeated one still reaches its receiver."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def talking(world: World, fam: Family, hook: str, *, local: bool) -> Caller:
 
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 def test_the_backend_resets_twice(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """The second RST answers a segment that was on its way: the client hears it too, and the flow holds its port until it expires."""
+    """The second RST answers a segment that was on its way: the client gets it, too, and the flow holds its port until it expires."""
     talk = talking(world, fam, hook, local=local)
     held = table.held_slots(world, fam)
     for _ in range(2):
@@ -41,7 +41,7 @@ def test_the_client_resets_twice(world: World, fam: Family, hook: str, *, local:
 
 @pytest.mark.parametrize("local", [False, True], ids=["remote", "local"])
 def test_the_end_counts_as_the_rest_does(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """FIN and RST leave the fast path; where they go is what is counted."""
+    """FIN and RST leave the fast path; the counters show their path."""
     talk = talking(world, fam, hook, local=local)
     for flags in ("FA", "R"):
         assert talk.send(flags).counted == {Reason.FWD_LOCAL if local else Reason.FWD_ESTABLISHED: 1}

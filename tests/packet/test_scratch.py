@@ -1,4 +1,4 @@
-"""What a program finds in the record that the one before hands to it is of this packet: anything else that lies there says nothing."""
+"""A program uses only those fields of the scratch record that its caller filled for this packet: other bytes have no effect."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def left_over(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     test_limits.test_the_last_but_one_hop,
 )
 def test_conversations(world: World, fam: Family, hook: str, scenario: Scenario) -> None:
-    """New flows, those that make way, and connections whose first packet was no SYN."""
+    """New flows, flows that move to a SNAT port, and connections whose first packet was no SYN."""
     scenario(world, fam, hook)
 
 

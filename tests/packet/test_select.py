@@ -1,4 +1,4 @@
-"""How a new flow's backend is chosen: random spreads, Maglev follows its table and nothing else."""
+"""The selection of a new flow's backend: random spreads, Maglev uses only its table."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_random_spreads_evenly(world: World, fam: Family, hook: str) -> None:
 
 
 def test_frontends_choose_for_themselves(world: World, fam: Family, hook: str) -> None:
-    """The same client ports at two addresses and at two ports: each frontend spreads them anew."""
+    """The same client ports at two addresses and at two ports: each frontend spreads them differently."""
     backends = remotes(world, fam, 4)
     frontends = ((fam.vip, 80), (fam.vip2, 80), (fam.vip, 81))
     for address, port in frontends:
@@ -98,7 +98,8 @@ def test_what_is_behind_them_is_not_tried_either(world: World, fam: Family, hook
 def table_positions(world: World, fam: Family, hook: str) -> list[int]:
     """Find out from outside which table entry each client is mapped to.
 
-    One table a bit: entry i names backend 2k or 2k+1 by bit k of i. The answers spell the position; no hash is known here.
+    One table a bit: entry i names backend 2k or 2k+1 by bit k of i. The answers give the position bit by bit; the test has no
+    copy of the hash.
     """
     size = world.sizes.maglev_size
     pair = remotes(world, fam, 2)
@@ -113,7 +114,7 @@ def table_positions(world: World, fam: Family, hook: str) -> list[int]:
 
 
 def test_maglev_follows_the_table(world: World, fam: Family, hook: str) -> None:
-    """Positions are valid and well spread; any other table is then obeyed entry by entry, by a fresh flow table too."""
+    """Positions are valid and well spread; any other table is then followed entry by entry, also with an empty flow table."""
     positions = table_positions(world, fam, hook)
     size = world.sizes.maglev_size
     assert all(0 <= at < size for at in positions)
@@ -189,7 +190,7 @@ def test_maglev_without_a_table_falls_back(world: World, fam: Family, hook: str)
 
 
 def position(fam: Family, proto: int, client: tuple[str, int], frontend_port: int, size: int) -> int:
-    """Return the entry of a Maglev table that a client is mapped to: nodes of all versions have to agree on it."""
+    """Return the entry of a Maglev table that a client is mapped to: it must be equal on nodes of all versions."""
     golden, end = 0x9E3779B97F4A7C15, (1 << 64) - 1
     raw = fam.packed(client[0])
     words = sum(int.from_bytes(raw[n : n + 4], "little") for n in range(0, len(raw), 4))
@@ -202,7 +203,7 @@ def position(fam: Family, proto: int, client: tuple[str, int], frontend_port: in
 
 
 def test_all_nodes_choose_alike(world: World, fam: Family, hook: str) -> None:
-    """A client that comes by another node, of another version, gets the same backend: the positions stand here for good."""
+    """A client that comes by another node, of another version, gets the same backend: the positions are fixed."""
     size = world.sizes.maglev_size
     backends = remotes(world, fam, 7)
     row = world.service(fam, fam.vip, 80, TCP, backends, algorithm=MAGLEV)

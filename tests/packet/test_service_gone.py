@@ -1,4 +1,4 @@
-"""A Service, or one of its frontends, is removed while its connections live: each end is told at its next packet, none hangs."""
+"""A Service, or one of its frontends, is removed while its connections live: each end gets an error at its next packet, none hangs."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Talk:
         self.backend: BackendRow = world.backend(fam, address, 8080, proto, local=local)
         self.service: ServiceRow = world.service(fam, fam.vip, 80, proto, [self.backend])
         world.service(fam, fam.vip2, 80, proto, [self.backend])
-        self.at_backend = expect.source(self.say("S"))
-        self.hear("SA")
+        self.at_backend = expect.source(self.from_client("S"))
+        self.from_backend("SA")
         for _ in range(2):
-            assert expect.destination(self.say("A")) == self.backend.endpoint
+            assert expect.destination(self.from_client("A")) == self.backend.endpoint
 
-    def say(self, flags: str = "PA") -> Outcome:
+    def from_client(self, flags: str = "PA") -> Outcome:
         """Send a packet of the client, large enough for the fast path."""
         fam, numbers = self.fam, {"seq": 100, "ack": 555} if self.proto == TCP else {}
         packet = craft.segment(fam, self.proto, fam.client, 40000, fam.vip, 80, flags, load=bytes(100), **numbers)
         return self.world.run(self.hook, craft.frame(packet))
 
-    def hear(self, flags: str = "PA") -> Outcome:
+    def from_backend(self, flags: str = "PA") -> Outcome:
         """Send a packet of the backend; the client acknowledges its SYN."""
         numbers = {"seq": 554 if "S" in flags else 555} if self.proto == TCP else {}
         if self.local:
@@ -70,9 +70,9 @@ def test_tcp_is_reset(world: World, fam: Family, hook: str, *, local: bool, goes
     talk = Talk(world, fam, hook, TCP, local=local)
     talk.remove(backend=goes_too)
     for flags in ("PA", "A", "FA"):
-        is_reset(talk.say(flags), fam, Reason.REJECT_SERVICE_GONE)
+        is_reset(talk.from_client(flags), fam, Reason.REJECT_SERVICE_GONE)
     sweep(world, fam)
-    is_reset(talk.say(), fam, Reason.REJECT_SERVICE_GONE)
+    is_reset(talk.from_client(), fam, Reason.REJECT_SERVICE_GONE)
 
 
 @BOTH_WAYS
@@ -81,7 +81,7 @@ def test_udp_is_unreachable(world: World, fam: Family, hook: str, *, local: bool
     talk = Talk(world, fam, hook, UDP, local=local)
     talk.remove()
     for _ in range(2):
-        out = talk.say()
+        out = talk.from_client()
         assert out.counted == {Reason.REJECT_SERVICE_GONE: 1}
         seen = expect.parsed(out)
         assert seen.icmp == ((3, 3) if fam.version == 4 else (1, 4))
@@ -90,7 +90,7 @@ def test_udp_is_unreachable(world: World, fam: Family, hook: str, *, local: bool
 
 @BOTH_WAYS
 def test_a_datagram_without_an_answer_is_told_as_well(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """UDP has no handshake that would be left in peace: after the sweep the next one is unreachable."""
+    """UDP has no handshake to wait for: after the sweep the next one is unreachable."""
     backend = world.backend(fam, fam.local(1) if local else fam.remote(1), 53, UDP, local=local)
     service = world.service(fam, fam.vip, 53, UDP, [backend])
     frame = craft.frame(craft.udp(fam, fam.client, 40000, fam.vip, 53, bytes(100)))
@@ -103,23 +103,23 @@ def test_a_datagram_without_an_answer_is_told_as_well(world: World, fam: Family,
 
 @BOTH_WAYS
 def test_until_the_sweep_the_conversation_goes_on(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """Between the removal and the sweep both directions are translated as before: nobody waits for a lost packet."""
+    """Between the removal and the sweep both directions are translated as before: no end waits for a lost packet."""
     for proto in (TCP, UDP):
         world.reset()
         talk = Talk(world, fam, hook, proto, local=local)
         talk.remove(swept=False)
         for _ in range(2):
-            assert expect.destination(talk.say()) == talk.backend.endpoint
-            answer = talk.hear()
+            assert expect.destination(talk.from_client()) == talk.backend.endpoint
+            answer = talk.from_backend()
             assert (expect.source(answer), expect.destination(answer)) == ((fam.vip, 80), (fam.client, 40000))
 
 
 @BOTH_WAYS
 def test_the_end_of_a_connection_needs_no_sweep(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """What the fast path leaves to others is told at once."""
+    """Packets beyond the fast path get the error at once."""
     talk = Talk(world, fam, hook, TCP, local=local)
     talk.remove(swept=False)
-    is_reset(talk.say("FA"), fam, Reason.REJECT_SERVICE_GONE)
+    is_reset(talk.from_client("FA"), fam, Reason.REJECT_SERVICE_GONE)
 
 
 @BOTH_WAYS
@@ -127,15 +127,15 @@ def test_the_end_of_a_connection_needs_no_sweep(world: World, fam: Family, hook:
 def test_what_the_backend_says_reaches_the_client(
     world: World, fam: Family, hook: str, *, local: bool, goes_too: bool
 ) -> None:
-    """A client that only listens hears it from the frontend, answers, and is told; its own RST tells the backend."""
+    """A client that only receives gets a reply, answers, and gets a RST; its own RST ends the backend's side."""
     talk = Talk(world, fam, hook, TCP, local=local)
     talk.remove(backend=goes_too)
-    answer = talk.hear()
+    answer = talk.from_backend()
     assert (expect.source(answer), expect.destination(answer)) == ((fam.vip, 80), (fam.client, 40000))
-    is_reset(talk.say("A"), fam, Reason.REJECT_SERVICE_GONE)
-    answer = talk.hear()
+    is_reset(talk.from_client("A"), fam, Reason.REJECT_SERVICE_GONE)
+    answer = talk.from_backend()
     assert expect.destination(answer) == (fam.client, 40000)
-    told = talk.say("R")
+    told = talk.from_client("R")
     assert (expect.source(told), expect.destination(told)) == (talk.at_backend, talk.backend.endpoint)
 
 
@@ -144,7 +144,7 @@ def test_what_the_backend_says_reaches_the_client(
 def test_the_clients_rst_reaches_a_backend_that_is_gone(
     world: World, fam: Family, hook: str, gen: int, *, local: bool
 ) -> None:
-    """Whatever its generation was, also the last one before they begin anew: a second removal later it is nobody's."""
+    """Whatever its generation was, also the last one before the wrap: after a second removal it belongs to no flow."""
     backend = world.backend(fam, fam.local(1) if local else fam.remote(1), 8080, local=local, gen=gen)
     service = world.service(fam, fam.vip, 80, TCP, [backend])
     frames = {
@@ -177,7 +177,7 @@ def test_new_connections_are_the_stacks(world: World, fam: Family, hook: str, *,
 
 @BOTH_WAYS
 def test_other_frontends_of_the_backend_do_not_notice(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """A flow through the other frontend goes on, sweep or not."""
+    """A flow through the other frontend continues, with or without a sweep."""
     talk = Talk(world, fam, hook, TCP, local=local)
     frames = [craft.frame(craft.tcp(fam, fam.client2, 41000, fam.vip2, 80, flags)) for flags in ("S", "A")]
     before = world.run(hook, frames[0])
@@ -194,21 +194,21 @@ def test_a_frontend_that_comes_back_takes_the_flow_of_a_datagram(
     talk = Talk(world, fam, hook, UDP, local=local)
     talk.remove()
     world.service(fam, fam.vip, 80, UDP, [talk.backend])
-    out = talk.say()
+    out = talk.from_client()
     assert out.counted == {Reason.FWD_RESELECTED: 1}
     talk.at_backend = expect.source(out)
-    answer = talk.hear()
+    answer = talk.from_backend()
     assert (expect.source(answer), expect.destination(answer)) == ((fam.vip, 80), (fam.client, 40000))
     sweep(world, fam)
-    assert expect.destination(talk.say()) == talk.backend.endpoint
+    assert expect.destination(talk.from_client()) == talk.backend.endpoint
 
 
 @pytest.mark.parametrize("swept", [False, True], ids=["at_once", "after_a_sweep"])
 def test_the_next_connection_of_the_port_hears_its_own_replies(
     world: World, fam: Family, hook: str, *, swept: bool
 ) -> None:
-    """A local backend that went with its frontend is back under another; the client's port asks it. It has the connection of before and challenges
-    that SYN (RFC 5961 §4.2), so the next one comes from a SNAT port.
+    """A local backend that went with its frontend is back under another; the client's port connects to it. It has the earlier
+    connection and challenges that SYN (RFC 5961 §4.2), so the next one comes from a SNAT port.
     """
     talk = Talk(world, fam, hook, TCP, local=True)
     talk.remove(backend=True, swept=swept)

@@ -1,4 +1,4 @@
-"""Two backends whose SNAT ports fall into one slot: what comes from one of them is nothing to the flow of the other.
+"""Two backends whose SNAT ports fall into one slot: packets of one of them do not affect the flow of the other.
 
 The table has 64 slots and there is one port, so one backend in 64 shares the slot of another one.
 """

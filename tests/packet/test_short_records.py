@@ -1,4 +1,4 @@
-"""The sweeper and the mover are run by the agent alone; what is no record of theirs they leave as it is."""
+"""Only the agent runs the sweeper and the mover; they leave input that is no record of theirs unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_less_than_a_record(world: World, fam: Family, program: str, size: int, 
 
 @pytest.mark.parametrize("what", range(4))
 def test_the_mover_without_a_resize(world: World, fam: Family, what: int) -> None:
-    """There is nothing to move: the record stays as it was, whatever it asks for."""
+    """There is nothing to move: the record stays unchanged, whatever it requests."""
     backend = world.backend(fam, fam.remote(1), 8080)
     world.service(fam, fam.vip, 80, TCP, [backend])
     data = LB_MIGRATE.pack(0, 16, what, 0, 0, 0, 0, 0)

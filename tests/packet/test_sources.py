@@ -1,4 +1,4 @@
-"""An address proves nothing: replies are believed only where their backend lives, or where its route leads."""
+"""An address proves nothing: replies are accepted only from the device of the backend, or of its route."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.layout import DeviceFlag
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect
@@ -43,7 +43,7 @@ def test_a_pods_address_from_outside(world: World, fam: Family, hook: str, proto
 
 @PROTOCOLS
 def test_a_pods_address_that_is_forwarded(world: World, fam: Family, proto: int) -> None:
-    """What leaves the node is believed if a pod's device brought it, and not if it came from outside."""
+    """An outgoing packet is accepted if it came in by a pod's device, and not if it came from outside."""
     frame = answer(fam, proto, local_flow(world, fam, proto))
     spoofed = world.run(TC_EGRESS, frame, world.net.lb1, came_by=world.net.lb0)
     expect.untouched(spoofed, frame)
@@ -54,7 +54,7 @@ def test_a_pods_address_that_is_forwarded(world: World, fam: Family, proto: int)
 
 @PROTOCOLS
 def test_the_device_that_leads_to_the_backend(world: World, fam: Family, proto: int) -> None:
-    """A device that is no --pod-device: the route to the backend leads there, so it is believed."""
+    """A device that is no --pod-device: the route to the backend uses it, so it is accepted."""
     backend = local_flow(world, fam, proto)
     world.device(world.net.pod0, 0, craft.POD_MAC)
     out = expect.at_pod(world, expect.local_reply(fam, proto, backend, fam.client, 40000))
@@ -63,7 +63,7 @@ def test_the_device_that_leads_to_the_backend(world: World, fam: Family, proto: 
 
 @PROTOCOLS
 def test_the_device_that_leads_to_the_backend_of_a_large_reply(world: World, fam: Family, proto: int) -> None:
-    """It leads there also where it would not carry the reply itself, whose way is another one."""
+    """This is so even if the reply itself takes another route."""
     backend = local_flow(world, fam, proto)
     world.device(world.net.pod0, 0, craft.POD_MAC)
     world.device(world.net.lb0, DeviceFlag.XDP_SEND, craft.NODE_MAC, mtu=9000)
@@ -107,7 +107,7 @@ def test_an_error_in_a_pods_name(world: World, fam: Family, hook: str) -> None:
 @pytest.fixture(scope="module")
 def strict() -> Iterator[World]:
     """Load programs with `--strict-source`."""
-    with open_world(Settings(strict_source=True)) as world:
+    with open_world(ProgramSettings(strict_source=True)) as world:
         yield world
 
 

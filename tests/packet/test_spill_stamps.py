@@ -1,4 +1,4 @@
-"""How a bucket remembers that flows of it lie in the spill map: for as long as the oldest of them may live, and no longer.
+"""The stamp of a bucket with flows in the spill map: it is valid as long as the oldest of them may live, and no longer.
 
 One bucket of four entries, all of them held, and time stands still.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet.caller import Caller
 from tests.packet.clock import WRAP, Clock, TimedWorld, ticks_of
@@ -15,13 +15,13 @@ from tests.packet.craft import Family
 from tests.packet.test_clock import caller
 from tests.packet.test_leases import full_table
 
-LONGEST = ticks_of(Settings().timeout_tcp_s)
+LONGEST = ticks_of(ProgramSettings().timeout_tcp_s)
 STAMP = 256  # ticks a stamp counts
 STAMPS_AT = {
     4: 32 + 24 + 2,
     6: 64 + 48 + 2,
 }  # of a bucket's bytes: the entries of its second one, those of the spill map
-BEGAN = {"at once": 0, "late in a stamp": STAMP - 1, "as ticks begin anew": WRAP - Clock.START % WRAP + 3}
+BEGAN = {"at once": 0, "late in a stamp": STAMP - 1, "as ticks wrap": WRAP - Clock.START % WRAP + 3}
 
 
 def spilled(timed: TimedWorld, fam: Family, hook: str) -> Caller:
@@ -34,7 +34,7 @@ def spilled(timed: TimedWorld, fam: Family, hook: str) -> Caller:
 
 @pytest.mark.parametrize("began", list(BEGAN))
 def test_a_spilled_flow_is_found_to_its_last_tick(still_world: TimedWorld, fam: Family, hook: str, began: str) -> None:
-    """Silent for the longest time-out it goes on to its backend, though its service has another one by now."""
+    """After the longest time-out without a packet it continues to its backend, although its service has another one by now."""
     still_world.clock.pass_ticks(BEGAN[began])
     talk = spilled(still_world, fam, hook)
     other = still_world.world.backend(fam, fam.local(2), 8080, local=True)

@@ -17,7 +17,7 @@ from tests.packet.table import CLOSING, EST, MID, NEW
 from tests.packet.world import TCP, UDP, XDP, BackendRow, Outcome, ServiceRow, World
 
 TICK_S = (1 << program_settings.tick_shift(jiffies.hz())) / jiffies.hz()
-DEFAULTS = program_settings.Settings()
+DEFAULTS = program_settings.ProgramSettings()
 
 
 def ticks(seconds: float) -> int:
@@ -36,7 +36,7 @@ class Talk:
         self.service: ServiceRow = world.service(fam, fam.vip, 80, proto, [self.backend])
         self.source = ("", 0)
 
-    def say(self, flags: str = "A") -> Outcome:
+    def from_client(self, flags: str = "A") -> Outcome:
         """Send a packet of the client."""
         packet = craft.segment(self.fam, self.proto, self.fam.client, 40000, self.fam.vip, 80, flags)
         out = self.world.run(self.hook, craft.frame(packet))
@@ -44,7 +44,7 @@ class Talk:
             self.source = expect.source(out)
         return out
 
-    def hear(self, flags: str = "A") -> Outcome:
+    def from_backend(self, flags: str = "A") -> Outcome:
         """Send a packet of the backend."""
         if self.local:
             frame = expect.local_reply(self.fam, self.proto, self.backend, *self.source, flags)
@@ -69,7 +69,7 @@ def test_entry_says_who_talks_to_whom(world: World, fam: Family, hook: str, *, l
     for proto in (TCP, UDP):
         world.reset()
         talk = Talk(world, fam, hook, proto, local=local)
-        talk.say("S")
+        talk.from_client("S")
         flow = table.only(world, fam)
         assert (flow.client, flow.port, flow.udp, flow.backend) == (fam.client, 40000, proto == UDP, talk.backend.id)
         assert flow.snat_port == (0 if local else talk.source[1])
@@ -79,18 +79,18 @@ def test_entry_says_who_talks_to_whom(world: World, fam: Family, hook: str, *, l
 def test_tcp_from_syn_to_close(world: World, fam: Family, hook: str, *, local: bool) -> None:
     """NEW after the SYN, established by the handshake, closing after both sides' FIN."""
     talk = Talk(world, fam, hook, TCP, local=local)
-    talk.say("S")
+    talk.from_client("S")
     assert talk.state == NEW
-    talk.hear("SA")
-    talk.say("A")
+    talk.from_backend("SA")
+    talk.from_client("A")
     assert talk.state == EST
-    talk.say("FA")
+    talk.from_client("FA")
     assert talk.state == EST
-    talk.hear("A")
+    talk.from_backend("A")
     assert talk.state == EST
-    talk.hear("FA")
+    talk.from_backend("FA")
     assert talk.state == CLOSING
-    assert talk.say("A").packet != b""
+    assert talk.from_client("A").packet != b""
     assert talk.state == CLOSING
 
 
@@ -99,13 +99,13 @@ def test_tcp_from_syn_to_close(world: World, fam: Family, hook: str, *, local: b
 def test_a_port_used_again_is_half_closed_by_one_side(
     world: World, fam: Family, hook: str, before: str, end: str, fin: int, *, local: bool
 ) -> None:
-    """How the connection before ended says nothing of the new one."""
+    """The end of the connection before does not affect the new one."""
     talk = Talk(world, fam, hook, TCP, local=local)
     for word in ["S", "<SA", "A", *before.split()]:
-        (talk.hear if word.startswith("<") else talk.say)(word.lstrip("<"))
+        (talk.from_backend if word.startswith("<") else talk.from_client)(word.lstrip("<"))
     assert talk.state == CLOSING
     for word in ("S", "<SA", "A", end, "<A", "A"):
-        (talk.hear if word.startswith("<") else talk.say)(word.lstrip("<"))
+        (talk.from_backend if word.startswith("<") else talk.from_client)(word.lstrip("<"))
     flow = table.only(world, fam)
     assert (flow.state, flow.fin) == (EST, fin)
 
@@ -114,10 +114,10 @@ def test_a_port_used_again_is_half_closed_by_one_side(
 def test_rst_closes(world: World, fam: Family, hook: str, who: str, *, local: bool) -> None:
     """A RST of either side closes the flow and is passed on."""
     talk = Talk(world, fam, hook, TCP, local=local)
-    talk.say("S")
-    talk.hear("SA")
-    talk.say("A")
-    out = talk.say("R") if who == "client" else talk.hear("R")
+    talk.from_client("S")
+    talk.from_backend("SA")
+    talk.from_client("A")
+    out = talk.from_client("R") if who == "client" else talk.from_backend("R")
     assert not out.dropped
     assert talk.state == CLOSING
 
@@ -126,17 +126,17 @@ def test_syn_flood_makes_no_established_flow(world: World, fam: Family, hook: st
     """SYNs alone, however often, and SYN-ACKs alone do not establish."""
     talk = Talk(world, fam, hook, TCP, local=local)
     for _ in range(5):
-        talk.say("S")
-        talk.hear("SA")
+        talk.from_client("S")
+        talk.from_backend("SA")
         assert talk.state == NEW
 
 
 def test_first_packet_in_the_middle(world: World, fam: Family, hook: str, *, local: bool) -> None:
-    """A flow whose SYN was not seen is marked so until it goes on."""
+    """A flow whose SYN was not seen has its own state until it continues."""
     talk = Talk(world, fam, hook, TCP, local=local)
-    talk.say("A")
+    talk.from_client("A")
     assert talk.state == MID
-    talk.hear("A")
+    talk.from_backend("A")
     assert talk.state == EST
 
 
@@ -144,9 +144,9 @@ def test_udp_is_established_only_by_a_reply(world: World, fam: Family, hook: str
     """Any number of datagrams from the client leave the flow NEW."""
     talk = Talk(world, fam, hook, UDP, local=local)
     for _ in range(5):
-        talk.say()
+        talk.from_client()
         assert talk.state == NEW
-    talk.hear()
+    talk.from_backend()
     assert talk.state == EST
 
 
@@ -183,7 +183,7 @@ def test_time_outs(still_world: TimedWorld, fam: Family, hook: str, case: str, *
     world, (proto, packets, seconds) = still_world.world, TIMEOUTS[case]
     talk = Talk(world, fam, hook, proto, local=local)
     for packet in packets:
-        (talk.hear if packet.startswith("<") else talk.say)(packet.lstrip("<"))
+        (talk.from_backend if packet.startswith("<") else talk.from_client)(packet.lstrip("<"))
     assert sweep(world, fam) == 1
     table.age(world, fam, ticks_of(seconds))
     assert sweep(world, fam) == 1
@@ -198,13 +198,13 @@ def test_a_packet_renews_a_flow(world: World, fam: Family, hook: str, *, local: 
     """Either direction resets the age."""
     talk = Talk(world, fam, hook, TCP, local=local)
     for packet in ("S", "<SA", "A"):
-        (talk.hear if packet.startswith("<") else talk.say)(packet.lstrip("<"))
-    for speak in (talk.say, talk.hear):
+        (talk.from_backend if packet.startswith("<") else talk.from_client)(packet.lstrip("<"))
+    for speak in (talk.from_client, talk.from_backend):
         before = table.only(world, fam).seen
         table.age(world, fam, 5000)
         assert table.only(world, fam).seen == (before - 5000) & 0xFFFF
         speak("A")
-        if speak == talk.say or local:  # a remote reply may be noted by the slot alone for some ticks
+        if speak == talk.from_client or local:  # a remote reply may be noted by the slot alone for some ticks
             assert (table.only(world, fam).seen - before) & 0xFFFF < 1000
 
 
@@ -225,7 +225,7 @@ def test_sweeper_counts_live_flows_by_backend(world: World, fam: Family, hook: s
 
 
 def test_a_run_of_the_sweeper(world: World, fam: Family) -> None:
-    """One run does eight buckets at most and says where the next one begins; it adds up the live flows, and keeps the tick that it was given."""
+    """One run does eight buckets at most and returns where the next one begins; it adds up the live flows, and keeps the tick that it was given."""
     world.service(fam, fam.vip, 80, TCP, [world.backend(fam, fam.remote(1), 8080)])
     for n in range(200):
         world.run(XDP, craft.frame(craft.tcp(fam, fam.client, 41000 + n, fam.vip, 80)))
@@ -264,12 +264,12 @@ def test_the_sweeper_counts_into_one_half(world: World, fam: Family, half: int) 
 
 
 def test_expired_flow_gives_its_place_to_a_new_one(world: World, fam: Family, hook: str) -> None:
-    """An expired connection that goes on after all is either the same as before or a new one, never a third party's."""
+    """An expired connection that continues is either the same as before or a new one, never that of another client."""
     talk = Talk(world, fam, hook, TCP, local=False)
     for packet in ("S", "<SA", "A"):
-        (talk.hear if packet.startswith("<") else talk.say)(packet.lstrip("<"))
+        (talk.from_backend if packet.startswith("<") else talk.from_client)(packet.lstrip("<"))
     table.age(world, fam, ticks(DEFAULTS.timeout_tcp_s))
-    out = talk.say("A")
+    out = talk.from_client("A")
     assert out.forwarded
-    back = talk.hear("A")
+    back = talk.from_backend("A")
     assert expect.destination(back) == (fam.client, 40000)

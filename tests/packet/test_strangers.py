@@ -1,4 +1,4 @@
-"""Packets that look like ours and are not: impossible sources, source routes, replies to an address that no flow is sent from."""
+"""Packets that only look like those of flows: impossible sources, source routes, replies to an address that no flow is sent from."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ def test_source_route(world: World, hook: str, kind: type[Packet]) -> None:
         assert out.counted == {Reason.PASS_UNSUPPORTED: 1}
     through = routed(kind(routers=stops, pointer=12))  # beyond its 11 bytes: the route is at its end
     seen = wire.parse(world.run(hook, through).packet)
-    assert seen is not None  # scapy sums up the last stop in place of the destination, so the checksum says nothing
+    assert seen is not None  # scapy sums up the last stop in place of the destination, so the checksum proves nothing
     assert (seen.dst, seen.dport) == (fam.packed(backend.address), 8080)
     recorded = routed(IPOption_RR(routers=stops))
     expect.forwarded_to(world.run(hook, recorded), recorded, backend)
 
 
 def test_broken_options(world: World) -> None:
-    """An option that says it is shorter than its own head, or longer than the header, ends the search."""
+    """An option with a length below its own head, or beyond the header, ends the search."""
     fam = craft.V4
     backend = world.backend(fam, fam.remote(1), 8080)
     world.service(fam, fam.vip, 80, TCP, [backend])

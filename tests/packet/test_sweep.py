@@ -1,4 +1,4 @@
-"""A run of the sweeper: what it says of the flows it met, and how far it has come."""
+"""A run of the sweeper: its counts of flows, and its progress."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_each_flow_that_lives_counts_once(world: World, fam: Family, hook: str) 
 
 @pytest.mark.parametrize("count", [0, 1, SWEEP_STEP - 1, SWEEP_STEP, SWEEP_STEP + 1])
 def test_how_far_a_run_comes(world: World, fam: Family, count: int) -> None:
-    """As many buckets as are due, and no more than a step; what was counted before is kept."""
+    """As many buckets as are due, and no more than a step; earlier counts are kept."""
     done = min(count, SWEEP_STEP)
     assert run(world, fam, 7, count, 0, 0, 5, 9) == (7 + done, count - done, 0, 0, 5, 9, 5)
 
 
 def test_until_when_ages_are_right(world: World, fam: Family) -> None:
-    """The first run of a sweep says it, from when it began; the later ones leave that."""
+    """The first run of a sweep sets it, from its start; the later ones keep it."""
     until = run(world, fam, 0, 2 * SWEEP_STEP, 1, 0, 0, 0)[5]
     assert until > 0
     assert run(world, fam, SWEEP_STEP, SWEEP_STEP, 1, 0, 0, until - 1)[5] == until - 1

@@ -1,4 +1,4 @@
-"""VLAN tags: up to two of them are taken off, a frame with more is the stack's."""
+"""VLAN tags: up to two of them are removed, a frame with more passes to the stack."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import table
 from tests.packet.caller import Caller
@@ -42,7 +42,7 @@ def test_the_only_flow_that_may_go_is_found_in_either_bucket(loaded_two_buckets_
     assert len(held) == ENTRIES
     gone = flows[min(held) - 40000]
     assert gone.answer("R").counted == {Reason.FWD_REPLY: 1}
-    timed.clock.pass_ticks(ticks_of(Settings().timeout_closing_s) + 1)
+    timed.clock.pass_ticks(ticks_of(ProgramSettings().timeout_closing_s) + 1)
     timed.sweep(fam)
     assert len(table.flows(world, fam)) == ENTRIES - 1
     entered = 0
@@ -110,7 +110,7 @@ def test_a_gone_flow_in_the_first_bucket_hides_none_in_the_second(
 def test_of_two_gone_flows_a_reply_is_the_living_ones(
     loaded_two_buckets_world: TimedWorld, fam: Family, *, ended: bool
 ) -> None:
-    """Both frontends of a client's port are gone, with the backend that had one address in both: who listens is told, and no other one."""
+    """Both frontends of a client's port are gone, with the backend that had one address in both: its receiver gets an error, and no other one."""
     timed, rounds = loaded_two_buckets_world, 0
 
     def meanwhile(old: Caller) -> None:

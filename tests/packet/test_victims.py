@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import table
 from tests.packet.caller import Caller
@@ -15,7 +15,7 @@ from tests.packet.craft import Family
 from tests.packet.test_clock import caller, newcomer
 from tests.packet.world import TCP, UDP
 
-DEFAULTS = Settings()
+DEFAULTS = ProgramSettings()
 WAYS = 4
 HIGHEST_BIT = {
     4: ("198.51.100.200", 40000),
@@ -24,7 +24,7 @@ HIGHEST_BIT = {
 
 
 def talks(timed: TimedWorld, fam: Family, hook: str, proto: int = TCP, count: int = WAYS) -> list[Caller]:
-    """Return clients of a local backend that have said nothing yet, by the ports 40000 and on."""
+    """Return clients of a local backend that have sent nothing yet, by the ports from 40000 on."""
     first = caller(timed.world, fam, hook, proto, local=True)
     return [dataclasses.replace(first, port=40000 + n) for n in range(count)]
 
@@ -44,7 +44,7 @@ def entered(timed: TimedWorld, new: Caller) -> set[int]:
 
 
 def spilled(new: Caller) -> bool:
-    """Let a client open a connection; say whether it found no entry."""
+    """Let a client open a connection; return whether it found no entry."""
     counted = new.send("S").counted
     assert counted in ({Reason.FWD_SPILL: 1}, {Reason.FWD_LOCAL: 1})
     return bool(counted[Reason.FWD_SPILL])
@@ -77,7 +77,7 @@ def test_a_place_that_was_freed_comes_before_one_that_is_held(still_world: Timed
 
 
 def test_one_that_has_expired_stays_while_an_entry_is_free(still_world: TimedWorld, fam: Family, hook: str) -> None:
-    """Its client may come back: the new flow has the only entry that nobody has."""
+    """Its client may come back: the new flow has the only free entry."""
     for turn in range(WAYS - 1):
         still_world.reset()
         flows = talks(still_world, fam, hook, count=WAYS - 1)
@@ -115,7 +115,7 @@ def test_the_order_of_victims(still_world: TimedWorld, fam: Family, hook: str) -
 
 
 def test_the_oldest_goes(still_world: TimedWorld, fam: Family, hook: str) -> None:
-    """Of half-open connections, wherever it lies: one that speaks again is young again."""
+    """Of half-open connections, at any place: one with a new packet is young again."""
     for turn in range(WAYS):
         still_world.reset()
         flows = talks(still_world, fam, hook)
@@ -144,7 +144,7 @@ def test_of_one_age_each_has_its_turn(still_world: TimedWorld, fam: Family, hook
 
 
 def test_who_enters_proves_its_own_handshake(still_world: TimedWorld, fam: Family, hook: str) -> None:
-    """The entry's last flow was answered: that says nothing of the new one, whose client has sent a SYN and an ACK."""
+    """The entry's last flow was answered: that does not count for the new one, whose client has sent a SYN and an ACK."""
     old, *others = talks(still_world, fam, hook)
     for talk in others:
         talk.establish()
@@ -157,7 +157,7 @@ def test_who_enters_proves_its_own_handshake(still_world: TimedWorld, fam: Famil
     assert [flow.state for flow in table.flows(still_world.world, fam) if flow.port == new.port] == [table.NEW]
 
 
-ENDS = {  # protocol, what is said, ticks for which the entry is safe
+ENDS = {  # protocol, packets, ticks for which the entry is safe
     "middle": (TCP, ["A"], 1),
     "closing": (TCP, ["S", "<SA", "A", "<R"], ticks_of(DEFAULTS.timeout_closing_s)),
     "established": (TCP, ["S", "<SA", "A"], ticks_of(DEFAULTS.timeout_tcp_s)),
@@ -167,7 +167,7 @@ ENDS = {  # protocol, what is said, ticks for which the entry is safe
 
 @pytest.mark.parametrize("case", list(ENDS))
 def test_an_entry_is_safe_to_its_last_tick(still_world: TimedWorld, fam: Family, hook: str, case: str) -> None:
-    """Beside three established flows that speak: in the last tick of its time the new flow spills, in the next one it has the entry."""
+    """Beside three established flows with packets: in the last tick of its time the new flow spills, in the next one it has the entry."""
     proto, words, safe = ENDS[case]
     old = talks(still_world, fam, hook, proto, 1)[0]
     others = [newcomer(talk, n) for n, talk in enumerate(talks(still_world, fam, hook, TCP, 3))]
@@ -186,7 +186,7 @@ def test_an_entry_is_safe_to_its_last_tick(still_world: TimedWorld, fam: Family,
 
 
 def test_the_sweeper_frees_an_entry_after_its_last_tick(still_world: TimedWorld, fam: Family, hook: str) -> None:
-    """Not in it: each kind of flow lives as long as docs/operations.md says."""
+    """Not in it: each kind of flow lives as long as in docs/operations.md."""
     cases = {**ENDS, "new": (TCP, ["S"], ticks_of(DEFAULTS.timeout_new_s))}
     cases["middle"] = (TCP, ["A"], ticks_of(DEFAULTS.timeout_new_s))
     for proto, words, last in cases.values():

@@ -1,4 +1,4 @@
-"""Which way a packet takes where there is none, where it is decided by who sends, and where it ends on this node."""
+"""The egress path of a packet without a route, with a rule by source, and of one that ends on this node."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_reply_on_its_way_out_teaches_nothing(world: World, fam: Family) -> No
 
 
 def test_the_last_hop_of_a_reply_to_the_node_itself(world: World, fam: Family) -> None:
-    """It is not forwarded, so its TTL may be 1: the process that asked gets it."""
+    """It is not forwarded, so its TTL may be 1: the client process gets it."""
     backend = world.backend(fam, fam.remote(1), 8080)
     world.service(fam, fam.vip, 80, TCP, [backend])
     frame = craft.frame(craft.tcp(fam, fam.node, 40000, fam.vip, 80), src=NODE_MAC, dst=ROUTER_MAC)

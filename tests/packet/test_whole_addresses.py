@@ -1,4 +1,4 @@
-"""Addresses and MAC addresses whose bits are all of use: none is lost on the way, in a checksum, or where a route is asked for."""
+"""Addresses and MAC addresses whose bits are all of use: none is lost on the way, in a checksum, or in a route look-up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def scattered(fam: Family, seed: int) -> Family:
 
 @pytest.fixture(params=range(3))
 def wide(request: pytest.FixtureRequest, world: World, fam: Family) -> Family:
-    """Return such a family, whose SNAT address the filter knows."""
+    """Return such a family, whose SNAT address is in the filter."""
     made = scattered(fam, request.param)
     world.filter("snat", made.packed(made.node2))
     return made
@@ -45,10 +45,10 @@ def test_there_and_back(world: World, wide: Family, hook: str, proto: int) -> No
     """First packets and later ones, whole and with more headers (tagged, where XDP sees tags)."""
     backend = world.backend(wide, wide.remote(9), 8080, proto)
     service = world.service(wide, wide.vip, 80, proto, [backend])
-    for say, hear in (("S", "SA"), ("A", "A"), ("A", "A")):
-        request = craft.segment(wide, proto, wide.client, 40000, wide.vip, 80, say)
+    for client_flags, backend_flags in (("S", "SA"), ("A", "A"), ("A", "A")):
+        request = craft.segment(wide, proto, wide.client, 40000, wide.vip, 80, client_flags)
         port = expect.forwarded_to(world.run(hook, craft.frame(request)), craft.frame(request), backend)
-        answer = expect.remote_reply(wide, proto, backend, port, hear)
+        answer = expect.remote_reply(wide, proto, backend, port, backend_flags)
         expect.replied(world.run(hook, answer, world.net.lb1), answer, service, wide.client, 40000)
         if hook == XDP:
             out = world.run(hook, craft.frame(request, vlans=(7,)))
@@ -115,7 +115,7 @@ def test_answers(world: World, wide: Family, hook: str, proto: int, vlans: tuple
 
 
 def left_by_detour(out: Outcome) -> bool:
-    """Say whether a frame left between the MAC addresses of the detour."""
+    """Return whether a frame left between the MAC addresses of the detour."""
     return out.forwarded and out.packet[:12] == bytes.fromhex((MACS[1] + MACS[0]).replace(":", ""))
 
 
@@ -141,7 +141,7 @@ def detour(world: World, fam: Family, src: str, dst: str) -> Iterator[None]:
 
 
 def test_a_way_by_both_addresses(world: World, fam: Family, hook: str) -> None:
-    """The route of a request without a next hop is asked for with the addresses that it has then, and that of a reply, too."""
+    """The route of a request without a next hop is looked up with its translated addresses, and that of a reply, too."""
     wide = scattered(fam, 1)
     world.filter("snat", wide.packed(wide.node2))
     backend = world.backend(wide, wide.remote(9), 8080, nexthop=0)
@@ -156,7 +156,7 @@ def test_a_way_by_both_addresses(world: World, fam: Family, hook: str) -> None:
 
 
 def test_a_way_that_nothing_leads(world: World, fam: Family) -> None:
-    """Where the route says that there is none, the packet is dropped, and counted as such."""
+    """With an unreachable route the packet is dropped, and counted as such."""
     wide = scattered(fam, 1)
     backend = world.backend(wide, wide.remote(9), 8080, nexthop=0)
     world.service(wide, wide.vip, 80, TCP, [backend])

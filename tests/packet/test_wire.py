@@ -1,4 +1,4 @@
-"""The verifier of the fuzzer agrees with scapy on what frames say and which checksums are right."""
+"""The verifier of the fuzzer agrees with scapy on the fields of frames and which checksums are right."""
 
 from __future__ import annotations
 

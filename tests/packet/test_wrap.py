@@ -1,4 +1,4 @@
-"""Ages wrap: what 16 bits (flows, 18 hours) and 12 bits (SNAT slots, 9 hours) can say never leads a packet to another client.
+"""Ages wrap: after 18 hours (16 bits of flows) or 9 hours (12 bits of SNAT slots) no packet goes to another client.
 
 A flow sends only from a port that is its own, however long it was silent and whether a sweeper ran or not; and a connection that is
 used within its time-out keeps its place.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.run.sweep import trust_ages
 from lbagent.maps.reasons import Reason
 from tests.packet import table
@@ -26,11 +26,11 @@ from tests.packet.harness import SMALL
 from tests.packet.test_clock import newcomer
 from tests.packet.world import TCP, UDP, ServiceRow, World
 
-DEFAULTS = Settings()
+DEFAULTS = ProgramSettings()
 TCP_TICKS = ticks_of(DEFAULTS.timeout_tcp_s)
 UDP_SILENT = 1  # ticks: so long a UDP flow certainly keeps its port, whatever others want
 SLOT_WRAP = WRAP // 2
-ONE_PORT = Settings(snat_port_min=2000, snat_port_max=2000)
+ONE_PORT = ProgramSettings(snat_port_min=2000, snat_port_max=2000)
 STALE = TCP_TICKS + 8 * 70  # a slot is this old: it may be given to another flow
 NEAR = (
     -2,
@@ -72,9 +72,10 @@ def service(world: World, fam: Family, proto: int = TCP, port: int = 80) -> Serv
 def test_a_flow_of_any_age_keeps_its_hands_off_a_port_that_is_another_ones(
     one_port_world: TimedWorld, fam: Family, hook: str, sweeper: str
 ) -> None:
-    """Its port went to another client; hours and days later it speaks again.
+    """Its port went to another client; hours and days later it sends again.
 
-    The sweeper: none for days; one that died half-way after the port was given away; or one that comes only after the flow's age has wrapped.
+    The sweeper: none for days; one that stopped half-way after the port was taken; or one that comes only after the flow's age
+    has wrapped.
     """
     timed, world = one_port_world, one_port_world.reset()
     held = Caller(world, service(world, fam), hook=hook)
@@ -94,7 +95,7 @@ def test_a_flow_of_any_age_keeps_its_hands_off_a_port_that_is_another_ones(
             assert taker.is_answered()
             if sweeper == "died" and passed < WRAP:
                 timed.sweep(fam, share=0.4)
-        with undone(world, fam, until):  # each age is met anew
+        with undone(world, fam, until):  # each age is tried from the start
             if sweeper == "late" and age > WRAP:
                 timed.sweep(fam)
             held.send("A")
@@ -104,7 +105,7 @@ def test_a_flow_of_any_age_keeps_its_hands_off_a_port_that_is_another_ones(
 
 @contextmanager
 def undone(world: World, fam: Family, until: int) -> Iterator[None]:
-    """Put the tables back to what they were, and what the programs were told of ages."""
+    """Restore the tables, and the tick until which ages are reliable."""
     names = (f"lb{fam.version}_flow", f"lb{fam.version}_snat")
     kept = {}
     for name in names:
@@ -120,7 +121,7 @@ def undone(world: World, fam: Family, until: int) -> Iterator[None]:
 def test_without_an_agent_for_days_connections_in_use_keep_their_place(
     one_port_world: TimedWorld, fam: Family, hook: str
 ) -> None:
-    """Nobody sweeps for three days: a connection that speaks every hour goes on, and keeps the only port."""
+    """No sweep for three days: a connection with a packet every hour continues, and keeps the only port."""
     timed, world = one_port_world, one_port_world.reset()
     held = Caller(world, service(world, fam), hook=hook)
     held.establish()
@@ -137,7 +138,7 @@ def test_without_an_agent_for_days_connections_in_use_keep_their_place(
 def test_a_silent_connection_whose_port_is_still_its_own_goes_on(
     one_port_world: TimedWorld, fam: Family, hook: str
 ) -> None:
-    """Nobody wanted the port: at any age the next packet goes where the last one went, and from then on the port is not given away."""
+    """No other flow took the port: at any age the next packet goes to the same place, and from then on the port is kept."""
     for age in (TCP_TICKS + 5, WRAP - 1, WRAP, WRAP + 1, WRAP + 30, WRAP + 300, 2 * WRAP, 3 * WRAP + 30):
         timed, world = one_port_world, one_port_world.reset()
         held = Caller(world, service(world, fam), hook=hook)
@@ -186,12 +187,12 @@ def test_ages_are_believed_only_as_long_as_they_can_be_right(one_port_world: Tim
 # --- a random walk against a model ---
 
 ROOMY = (
-    Settings(snat_port_min=2000, snat_port_max=2003),
+    ProgramSettings(snat_port_min=2000, snat_port_max=2003),
     dataclasses.replace(SMALL, flow4=64, flow6=64, snat4=64, snat6=64),
     8,
 )
 TIGHT = (
-    Settings(snat_port_min=2000, snat_port_max=2007),
+    ProgramSettings(snat_port_min=2000, snat_port_max=2007),
     dataclasses.replace(SMALL, flow4=8, flow6=8, snat4=64, snat6=64),
     14,
 )
@@ -204,7 +205,7 @@ WEIGHTS = [12] * 15 + [3] * (len(JUMPS) - 15)
 
 @dataclass
 class Model:
-    """What may be said of each client without a look into the tables."""
+    """The facts about each client without a look into the tables."""
 
     timed: TimedWorld
     fam: Family
@@ -212,7 +213,7 @@ class Model:
     callers: list[Caller]
     base: dict[int, int]  # by protocol: slot of port 0 towards the backend, modulo the number of slots
     sweeps: float  # how often
-    seen: dict[tuple[str, int, int], int] = field(default_factory=dict)  # established flows: when they were last heard
+    seen: dict[tuple[str, int, int], int] = field(default_factory=dict)  # established flows: time of their last packet
     did: Counter[str] = field(default_factory=Counter)
 
     def key(self, who: Caller) -> tuple[str, int, int]:
@@ -225,7 +226,7 @@ class Model:
         return self.timed.clock.passed
 
     def lives(self, who: Caller) -> bool:
-        """Say whether it is established and its time-out is not over, real time and rounding aside.
+        """Return whether it is established and its time-out is not over, real time and rounding aside.
 
         A UDP flow that is silent may lose its port when another one wants it (docs/datapath.md, "States").
         """
@@ -254,7 +255,7 @@ class Model:
         self.did["sent"] += 1
         return True
 
-    def hear(self, who: Caller, flags: str = "A") -> bool:
+    def from_backend(self, who: Caller, flags: str = "A") -> bool:
         """Let the backend answer, if the port is still this client's."""
         if who.backend is None or self.holder(who) != who.endpoint:
             return False
@@ -266,12 +267,18 @@ class Model:
     def open(self, who: Caller) -> None:
         """Establish a connection, if there is a port for it."""
         first = self.speak(who, "S")
-        if first and self.hear(who, "SA") and self.speak(who, "A") and self.hear(who, "PA") and self.speak(who, "A"):
+        if (
+            first
+            and self.from_backend(who, "SA")
+            and self.speak(who, "A")
+            and self.from_backend(who, "PA")
+            and self.speak(who, "A")
+        ):
             self.seen[self.key(who)] = self.now
             self.did["established"] += 1
 
     def step(self) -> None:
-        """Let one thing happen."""
+        """Do one random event."""
         who = self.rng.choice(self.callers)
         what = self.rng.random()
         if what < 0.25:
@@ -281,14 +288,14 @@ class Model:
             self.did["swept"] += 1
         elif what < 0.5:
             self.open(who)
-        elif what < 0.55 and self.hear(who, "R" if who.service.proto == TCP else "A"):
+        elif what < 0.55 and self.from_backend(who, "R" if who.service.proto == TCP else "A"):
             self.seen.pop(self.key(who), None)
         elif what < 0.6:
             self.speak(who, "S")
         elif what < 0.85:
             self.speak(who, "A")
         else:
-            self.hear(who)
+            self.from_backend(who)
 
 
 def model_of(timed: TimedWorld, fam: Family, hook: str, clients: int, sweeps: float) -> Model:
@@ -323,7 +330,7 @@ def walked_world(request: pytest.FixtureRequest) -> Iterator[tuple[TimedWorld, i
 def test_no_answer_ever_goes_to_another_client(
     walked_world: tuple[TimedWorld, int], fam: Family, hook: str, sweeps: float
 ) -> None:
-    """Whoever speaks when, whatever was swept: the port a packet is sent from is its client's, and live connections stay."""
+    """With any order of packets and sweeps: the port a packet is sent from is its client's, and live connections stay."""
     timed, clients = walked_world
     model = model_of(timed, fam, hook, clients, sweeps)
     for _ in range(STEPS):

@@ -1,6 +1,6 @@
-"""What the programs write, field by field of maps/flow_layout.py: flow entries, SNAT slots, spill rows.
+"""The programs' writes, field by field of maps/flow_layout.py: flow entries, SNAT slots, spill rows.
 
-A field that nothing is expected of fails the test, and so does a bit of no field that is set. One bucket of four entries, one SNAT
+A field without an expected value fails the test, and so does a set bit of no field. One bucket of four entries, one SNAT
 port, and time stands still.
 """
 
@@ -41,7 +41,7 @@ _C1, _C2 = 0x9E3779B97F4A7C15, 0x9FB21C651E98DF25  # of fast_path_csum()
 
 
 def conversation(timed: TimedWorld, fam: Family, proto: int, *, local: bool) -> Caller:
-    """Let a flow be established, its next hop to the client be learned, and its client say something two ticks later."""
+    """Let a flow be established, its next hop to the client be learned, and its client send a packet two ticks later."""
     world = timed.world
     for n in range(2, OLDER_BACKENDS + 2):
         world.backend(fam, fam.remote(n), 8080, proto)

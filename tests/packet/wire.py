@@ -1,6 +1,6 @@
 """A small parser and checksum verifier for frames, written apart from the programs under test and from scapy.
 
-Quick enough to run on each of a few hundred thousand packets; `test_wire.py` holds it against scapy.
+Fast enough to run on each of a few hundred thousand packets; `test_wire.py` compares it with scapy.
 Sums: RFC 1071; pseudo headers: RFC 9293 §3.1, RFC 768, RFC 8200 §8.1.
 """
 
@@ -21,7 +21,7 @@ ICMP6_ERRORS = (1, 2, 3, 4)
 
 @dataclass
 class Wire:
-    """What a frame says, addresses as packed bytes, ports and lengths in host order."""
+    """The fields of a frame, addresses as packed bytes, ports and lengths in host order."""
 
     family: int = 0
     l2: int = 14  # bytes before the IP header
@@ -79,7 +79,7 @@ def parse4(frame: bytes, at: int, limit: int, *, strict: bool) -> Wire | None:
         return None
     wire = Wire(family=4, l2=at, src=frame[at + 12 : at + 16], dst=frame[at + 16 : at + 20])
     wire.ttl, wire.proto = frame[at + 8], frame[at + 9]
-    wire.end = min(limit, at + total) if strict else limit  # what quoted lengths say is not believed
+    wire.end = min(limit, at + total) if strict else limit  # quoted lengths are not trusted
     wire.first = not ident_flags & 0x1FFF
     wire.fragment = bool(ident_flags & 0x3FFF)
     if ones_sum(frame[at : at + header]):

@@ -1,4 +1,4 @@
-"""The world a packet test puts the programs into: services, backends, paths, next hops and filter bits, written as bytes.
+"""The environment of a packet test: services, backends, paths, next hops and filter bits, written as bytes.
 
 Written by `maps/layout.py` alone and not by the planner, so that a wrong planner and a wrong program cannot agree. `World`
 holds maps and programs; each test gets it empty (`reset`).
@@ -46,7 +46,7 @@ _DROP = {XDP: (Xdp.DROP,), **dict.fromkeys(TC_HOOKS, (Tc.SHOT,))}
 
 @dataclass(frozen=True)
 class BackendRow:
-    """A backend as the maps hold it."""
+    """A backend in the maps."""
 
     id: int
     family: Family
@@ -63,7 +63,7 @@ class BackendRow:
 
 @dataclass(frozen=True)
 class ServiceRow:
-    """A frontend as the maps hold it."""
+    """A frontend in the maps."""
 
     id: int
     family: Family
@@ -78,7 +78,7 @@ class ServiceRow:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a program did with a frame, in the words of the tests."""
+    """The outcome of a frame."""
 
     hook: str
     verdict: int
@@ -114,7 +114,7 @@ class World:
         self.reset()
 
     def close(self) -> None:
-        """Let go what is mapped."""
+        """Release the mappings."""
         self._counted = None
         self._counter_window.close()
 
@@ -164,7 +164,7 @@ class World:
             self._written.update((name, key) for key, _ in rows)
 
     def device(self, ifindex: int, flags: int, mac: str, mtu: int = 1500) -> None:
-        """Say what a device is, which MAC address is its own and what it carries."""
+        """Write the record of a device: its MAC address and flags."""
         row = layout.LB_DEVICE.pack(ifindex, _mac(mac), flags, mtu, bytes(2))
         for probe in range(layout.DEVICE_PROBES):
             at = layout.device_position(ifindex, probe) * len(row)
@@ -176,7 +176,7 @@ class World:
         raise AssertionError("lb_device has no room")
 
     def vip(self, name: str, family: Family, address: str, mac: str, seconds: float = 30.0, device: int = 0) -> None:
-        """Say for a while of an announced address in lb_vip with which MAC address it is, in lb_former_leader who led before."""
+        """Announce an address for a while in lb_vip with a MAC address, or set the previous leader in lb_former_leader."""
         packed = family.packed(address)
         key = layout.LB_VIP_KEY.pack(
             device or self.net.lb0, packed if family.version == 6 else bytes(10) + b"\xff\xff" + packed
@@ -245,8 +245,8 @@ class World:
                 self.filter("datagram", family.packed(address))
         return row
 
-    def further(self, row: BackendRow, number: int, snat: str, *, gen: int = 1, selectable: bool = True) -> int:
-        """Let the flows of a remote backend be sent from a further source address as well; return the id that they have then."""
+    def extra_snat(self, row: BackendRow, number: int, snat: str, *, gen: int = 1, selectable: bool = True) -> int:
+        """Let the flows of a remote backend be sent from an extra SNAT address as well; return the id that they have then."""
         flags = PathFlag.LIVE | (PathFlag.SELECTABLE if selectable else 0)
         flags |= (PathL4.UDP if row.proto == UDP else PathL4.TCP) << PATH_L4_SHIFT
         hop = self.nexthop(self.net.lb1, craft.BACKEND_MAC, craft.NODE2_MAC) | number << 12
@@ -275,7 +275,7 @@ class World:
             view[:] = record
 
     def path_flags(self, row: BackendRow, *, set_: int = 0, clear: int = 0, bump: bool = False) -> None:
-        """Change flags of a path as the planner does: one store of the meta word, generation bumped when asked."""
+        """Change flags of a path as the planner does: one store of the meta word, generation raised if `bump`."""
         codec = layout.LB4_PATH if row.family.version == 4 else layout.LB6_PATH
         at = row.id * codec.size + codec.offsets()["gen"]
         base = at & ~7
@@ -286,12 +286,12 @@ class World:
             raw.release()
 
     def remove_backend(self, row: BackendRow) -> None:
-        """Take a backend away the way the planner does last: row out, path dead, generation on."""
+        """Remove a backend like the planner's last step: row out, path dead, next generation."""
         self.maps.delete_many(f"lb{row.family.version}_backend", [struct.pack("=I", row.id)])
         self.path_flags(row, clear=PathFlag.LIVE | PathFlag.SELECTABLE, bump=True)
 
     def remove_service(self, row: ServiceRow) -> None:
-        """Take a frontend away the way the planner does: its slots, its reverse NAT row. The bits of the prefilter stay for a while."""
+        """Remove a frontend like the planner: its slots, its reverse NAT row. The bits of the prefilter stay for a while."""
         fam = row.family
         codec = layout.LB4_KEY if fam.version == 4 else layout.LB6_KEY
         place = fam.packed(row.address), row.port.to_bytes(2, "big")
@@ -306,7 +306,7 @@ class World:
         affinity_s: int = 0, scope: int = 0, ranges: Iterable[str] = (), deny: bool = False, ident: int | None = None,
         elsewhere: bool = False,
     ) -> ServiceRow:  # fmt: skip
-        """Enter a frontend with everything a new flow looks at; slot 0 last."""
+        """Enter a frontend with everything that a new flow reads; slot 0 last."""
         if ident is None:
             self._service_id += 1
             ident = self._service_id
@@ -346,7 +346,7 @@ class World:
         return self.service(family, address, 0, 0, flags=TYPE_CLUSTER_IP, ident=0)
 
     def ranges(self, row: ServiceRow, cidrs: Iterable[str], value: int = 0) -> None:
-        """Enter source ranges (`ADDRESS/BITS`) of a frontend whose flags say so."""
+        """Enter source ranges (`ADDRESS/BITS`) of a frontend with this flag."""
         rows = []
         for cidr in cidrs:
             text, bits = cidr.split("/")
@@ -417,7 +417,7 @@ class World:
 
 
 def runnable(hook: str, frame: bytes) -> bool:
-    """Say whether BPF_PROG_TEST_RUN takes this frame: tc wants a whole IP header behind the Ethernet type of one."""
+    """Return whether BPF_PROG_TEST_RUN takes this frame: tc wants a whole IP header behind the Ethernet type of one."""
     if hook == XDP:
         return len(frame) >= 14
     return len(frame) >= {b"\x08\x00": 34, b"\x86\xdd": 54}.get(frame[12:14], 14)

@@ -1,4 +1,4 @@
-"""Random folders of good manifests, from small pools, so that everything meets everything: ports, addresses, names, nodes."""
+"""Random folders of good manifests, from small pools, so that ports, addresses, names and nodes often coincide."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class Reference:
                         }
 
     def near(self, endpoints):
-        """Leave out whom hints send elsewhere: only when every active endpoint has one, and one is for us."""
+        """Leave out endpoints with hints for other nodes: only if every active endpoint has one, and one is for this node."""
         active = [each for each in endpoints if each["state"] == "active"]
         for field, here in (("nodes", self.node), ("zones", self.zone)):
             if here and active and all(each[field] for each in active) and any(here in each[field] for each in active):
@@ -162,7 +162,7 @@ class Reference:
         return chosen, others, [each for each in rest if each["state"] == "maintenance"]
 
     def _does_not_match(self, service, port, of_family):
-        """Whether endpoints are there, and none of them for this port: the names, or the families, are mistaken."""
+        """Whether there are endpoints, but none for this port: the names, or the families, do not match."""
         pieces = list(self._pieces(service))
         mine = [(ports, count) for at, ports, count in pieces if at == of_family]
         if any(port_key(port) == port_key(each) for ports, _ in mine for each in ports):

@@ -1,4 +1,4 @@
-"""Rows of HostPorts: which Pods have some, what they look like, and that ids are not resolve's."""
+"""Frontends of HostPorts: which Pods have some, their contents, and no ids from resolve."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_an_endpoint_is_local_on_the_node_it_names(node: str, here: str, local: 
 
 
 def test_a_service_and_a_pod_share_the_state_of_a_backend() -> None:
-    """The Service's slice says it terminates, the Pod does not."""
+    """It terminates in the Service's slice, but not in the Pod."""
     service, piece = web(Endpoint(POD_IP, node="n1", ready=False, serving=True, terminating=True))
     state = resolved(service, piece, pod())
     assert {backend.state for svc in state.services for backend in svc.backends} == {BackendState.ACTIVE}
@@ -170,7 +170,7 @@ def rival(name: str, host: int, created: float, **more: Any) -> Pod:
 
 
 def test_the_older_of_two_pods_has_a_host_port() -> None:
-    """One without a time counts as the youngest; what is lost is said once, not for each address."""
+    """One without a time counts as the youngest; a lost frontend is reported once, not for each address."""
     lost = "spec.containers.ports.hostPort: 0.0.0.0:7000/TCP is held by the older Pod d/b; the other frontends stay"
     rows, messages = rows_of(rival("a", 1, 0.0), rival("b", 2, 5.0), rival("c", 3, 9.0))
     assert rows == {"0.0.0.0:7000": ["10.244.0.2"], "192.0.2.1:7000": ["10.244.0.2"]}

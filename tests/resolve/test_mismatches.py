@@ -1,4 +1,4 @@
-"""Slices whose Service is not there: which Service was probably meant, and that the message goes when the cause goes."""
+"""Slices without a Service: the message suggests a Service, and ends with the cause."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_what_is_no_mistake(objects: tuple[Service | EndpointSlice, ...]) -> Non
 
 
 def test_the_message_ends_with_its_cause() -> None:
-    """In each of the ways in which it can end, and it is back when the cause is back."""
+    """It ends by each possible change, and returns with the cause."""
     resolver = Resolver(Options("n1"))
 
     def after(old: Service | EndpointSlice | None, new: Service | EndpointSlice | None) -> int:

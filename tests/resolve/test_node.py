@@ -1,4 +1,4 @@
-"""The own Node: what of it counts, and that its taints build no Service again."""
+"""The own Node: the fields in use; a change of its taints builds no Service again."""
 
 from __future__ import annotations
 

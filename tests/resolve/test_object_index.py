@@ -1,4 +1,4 @@
-"""What Pods, Nodes and BackendStates mean for a Service: weights, addresses of the node, states; and that a change of them is seen."""
+"""The effect of Pods, Nodes and BackendStates on a Service: weights, addresses of the node, states; and of their changes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pod(name: str = "p", **more: Any) -> Pod:
 
 
 def test_an_endpoint_has_the_weight_of_the_pod_it_names() -> None:
-    """Whatever address that Pod has, and whichever other one has that of the endpoint; without a weight, that of its slice."""
+    """Independent of the Pod's address, and of another Pod with the endpoint's; without a weight, that of its slice."""
     named = piece(Endpoint(ONE, pod="d/p"), Endpoint(TWO, pod="d/q"), weight=100)
     watched = Watched(WEB, named, pod(weight=7, ips=()), pod("q"), pod("r", weight=9, ips=(ONE, TWO)))
     assert watched.weights() == {1: 7, 2: 100}
@@ -152,7 +152,7 @@ def test_a_backend_state_is_of_every_node_or_of_the_one_it_names() -> None:
         watched.put(state(MAINTENANCE, node=node))
         assert watched.backends() == {1: (100, word)}
     assert watched.resolver.overrides() == {L3n4Addr(ONE, 8080): MAINTENANCE}
-    assert watched.resolver.overrides_that_hold().state_of(L3n4Addr(ONE, 8080), "") is MAINTENANCE
+    assert watched.resolver.effective_overrides().state_of(L3n4Addr(ONE, 8080), "") is MAINTENANCE
     watched.drop(state(MAINTENANCE))
     assert watched.backends() == {1: (100, "active")}
     assert watched.resolver.overrides() == {}

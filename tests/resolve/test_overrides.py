@@ -1,4 +1,4 @@
-"""Which BackendState holds when several sources say something of a backend, by its address or by its Pod."""
+"""The effective BackendState if several sources set a state for a backend, by its address or by its Pod."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACTIVE, MAINTENANCE, QUARANTINED = BackendState.ACTIVE, BackendState.MAINTENANCE
 SOURCES = ("folder", "kube")
 FILE = Origin("a.yaml", 1, 3, "folder")
 API = Origin(source="kube")
-SAID = Origin(source=OPERATOR)
+BY_OPERATOR = Origin(source=OPERATOR)
 UNKNOWN = Origin(source="somewhere")
 
 
@@ -40,31 +40,31 @@ def of_pod(state: BackendState, origin: Origin, name: str = "") -> StateOverride
 
 
 @pytest.mark.parametrize(
-    ("said", "holds"),
+    ("states", "holds"),
     [
         ([of_address(MAINTENANCE, API)], MAINTENANCE),
-        ([of_address(MAINTENANCE, API), of_address(ACTIVE, SAID)], ACTIVE),  # no file is not "the operator"
+        ([of_address(MAINTENANCE, API), of_address(ACTIVE, BY_OPERATOR)], ACTIVE),  # no file is not "the operator"
         ([of_address(MAINTENANCE, API), of_address(QUARANTINED, FILE)], QUARANTINED),  # as they are configured
         ([of_address(MAINTENANCE, UNKNOWN), of_address(QUARANTINED, API)], QUARANTINED),
-        ([of_address(MAINTENANCE, API), of_address(QUARANTINED, FILE), of_address(ACTIVE, SAID)], ACTIVE),
-        ([of_pod(MAINTENANCE, SAID)], MAINTENANCE),
+        ([of_address(MAINTENANCE, API), of_address(QUARANTINED, FILE), of_address(ACTIVE, BY_OPERATOR)], ACTIVE),
+        ([of_pod(MAINTENANCE, BY_OPERATOR)], MAINTENANCE),
         ([of_pod(MAINTENANCE, FILE), of_address(ACTIVE, FILE)], ACTIVE),  # one source: the address is the closer word
-        ([of_pod(MAINTENANCE, SAID), of_address(ACTIVE, FILE)], MAINTENANCE),
+        ([of_pod(MAINTENANCE, BY_OPERATOR), of_address(ACTIVE, FILE)], MAINTENANCE),
         ([of_pod(MAINTENANCE, API), of_address(ACTIVE, FILE)], ACTIVE),
-        ([of_pod(MAINTENANCE, FILE), of_pod(QUARANTINED, API), of_pod(ACTIVE, SAID)], ACTIVE),
+        ([of_pod(MAINTENANCE, FILE), of_pod(QUARANTINED, API), of_pod(ACTIVE, BY_OPERATOR)], ACTIVE),
         ([], None),
     ],
 )
-def test_precedence(said: list[StateOverride], holds: BackendState | None) -> None:
-    for order in permutations(said):
+def test_precedence(states: list[StateOverride], holds: BackendState | None) -> None:
+    for order in permutations(states):
         overrides, _ = rank_overrides(order, SOURCES)
         assert overrides.state_of(ADDRESS, POD) is holds
-        assert bool(overrides) is bool(said)
+        assert bool(overrides) is bool(states)
         assert overrides.state_of(OTHER, "shop/other") is None
 
 
 def test_a_pods_state_is_that_of_each_of_its_backends_and_of_no_other() -> None:
-    overrides, _ = rank_overrides([of_pod(MAINTENANCE, SAID)], SOURCES)
+    overrides, _ = rank_overrides([of_pod(MAINTENANCE, BY_OPERATOR)], SOURCES)
     assert overrides.state_of(OTHER, POD) is MAINTENANCE
     assert overrides.state_of(ADDRESS, "") is None
     assert overrides.of_addresses() == {}
@@ -89,14 +89,14 @@ def test_contradictions_name_the_place_or_the_source() -> None:
 
 
 def test_the_operator_contradicts_nobody() -> None:
-    said = [of_address(ACTIVE, SAID), of_address(MAINTENANCE, API), of_address(MAINTENANCE, FILE)]
-    assert rank_overrides(said, SOURCES)[1] == []
+    states = [of_address(ACTIVE, BY_OPERATOR), of_address(MAINTENANCE, API), of_address(MAINTENANCE, FILE)]
+    assert rank_overrides(states, SOURCES)[1] == []
 
 
 def test_endpoints_follow_their_pod() -> None:
-    """Said before the Pod has an endpoint, it holds for every backend that comes; taken back, all are as they were."""
+    """Set before the Pod has an endpoint, it applies to every later backend; its removal restores all states."""
     resolver = Resolver(Options("n", sources=SOURCES))
-    override = of_pod(MAINTENANCE, SAID)
+    override = of_pod(MAINTENANCE, BY_OPERATOR)
     service = Service(
         "shop", "web", families=(4,), external_ips=(b"\xc0\0\2\1",), ports=(ServicePort("", L4Type.TCP, 80),)
     )
@@ -118,7 +118,7 @@ def test_endpoints_follow_their_pod() -> None:
     )
     assert start == {"1": "maintenance", "2": "active"}
     assert states(ObjectChange("EndpointSlice", one.key, one, two)) == {"2": "active", "3": "maintenance"}
-    back = of_pod(ACTIVE, SAID)
+    back = of_pod(ACTIVE, BY_OPERATOR)
     assert states(ObjectChange("BackendState", back.name, override, back)) == {"2": "active", "3": "active"}
 
 

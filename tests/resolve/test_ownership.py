@@ -1,4 +1,4 @@
-"""Which Service gets a contested frontend: by kind, by age, else whoever is served; over any order of events, and over restarts."""
+"""The owner of a contested frontend: by kind, by age, else the served Service; in any order of events, and over restarts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def owners(watched: Watched) -> dict[str, str]:
 def claim(
     held: Ownership, name: str, created: float | None, *frontends: L3n4Addr, kind: SVCType = EXTERNAL
 ) -> set[str]:
-    """Let a Service claim frontends, None: let it go; return the Services that the pass concerns beside it."""
+    """Add a Service with claims (None: remove it); return the other Services that the pass concerns."""
     about = None if created is None else service(name, created)
     held.update(f"d/{name}", about, [WantedFrontend(each, kind, ()) for each in frontends])
     return held.decide() - {f"d/{name}"}
@@ -179,7 +179,7 @@ def test_without_timestamps_the_served_one_stays() -> None:
 
 
 def test_who_was_served_before_is_an_input() -> None:
-    """After a restart, or by other options: the Service that had the frontend keeps it, unless something decides otherwise."""
+    """After a restart, or with other options: the Service that had the frontend keeps it, unless kind or age decide otherwise."""
     both = {each.key: each for each in (service("a", cluster_ips=(DNS,)), service("b", cluster_ips=(DNS,)))}
     objects = ObjectSnapshot(services=both)
     options = Options("n1")

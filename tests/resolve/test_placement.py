@@ -1,4 +1,4 @@
-"""An address has one node, however many objects name it: what all say, or none where they contradict each other."""
+"""An address has one node, also in several objects: their common node, or none if they contradict each other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ADDRESS = bytes([10, 1, 0, 1])
 
 
 class Folder:
-    """A resolver that follows single changes; `placed` is what it says of the address in each Service."""
+    """A resolver that follows single changes; `placed` is its node of the address in each Service."""
 
     def __init__(self) -> None:
         self.resolver = Resolver(Options(HERE, keep_existing=True))
@@ -89,7 +89,7 @@ def test_the_node_all_agree_on(folder: Folder) -> None:
 
 
 def test_two_services_place_one_address_on_two_nodes(folder: Folder) -> None:
-    """Neither is believed and both are named, whichever came first; when one is gone, the other one's word holds again."""
+    """Neither is used and both are reported, in any order; when one is gone, the other one applies again."""
     folder.put(piece("a", THERE))
     assert folder.placed() == {"a": (THERE, False)}
     folder.put(piece("b", HERE))
@@ -184,7 +184,7 @@ def test_a_pod_that_has_a_weight_alone_is_on_no_node(folder: Folder) -> None:
 
 
 def test_a_warning_names_two_slices_that_name_a_node(folder: Folder) -> None:
-    """Not those of an address of which the others know no node, and no Endpoints that do not count."""
+    """Not those of an address whose other objects have no node, and no unused Endpoints."""
     legacy = EndpointSlice(
         "shop", "b", "b", 4, Origin("f.yaml", 1), endpoints=(Endpoint(ADDRESS, node=ELSEWHERE),), legacy=True
     )
@@ -231,7 +231,7 @@ CLAIMS = st.sets(st.tuples(st.sampled_from(ADDRESSES), st.sampled_from(["", "n1"
 
 @given(st.lists(st.tuples(st.integers(0, 3), CLAIMS), max_size=12))
 def test_any_order_of_changes(steps) -> None:
-    """`decided` is what counting all claims anew says, and each change of it is told."""
+    """`decided` is equal to a new count of all claims, and each change of it is returned."""
     placement, objects = Placement(), defaultdict(set)
     for number, claims in steps:
         before = dict(placement.decided)

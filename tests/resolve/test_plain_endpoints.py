@@ -1,4 +1,4 @@
-"""Plain endpoints give the backends that the whole selection gives; what is not plain is left to it."""
+"""Plain endpoints have the same backends as by the whole selection, which handles all others."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_port_that_is_named_twice_is_left_to_the_selection() -> None:
 
 
 def test_backends_that_stay_are_the_same_objects_after_a_change() -> None:
-    """A storm of changes leaves memory as it was."""
+    """A burst of changes uses no more memory."""
     resolver = Resolver(Options(node_name="here"))
     before = _slice(_endpoint(1), _endpoint(2), _endpoint(3))
     resolver.update(

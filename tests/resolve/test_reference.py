@@ -19,7 +19,7 @@ KINDS = ["SVC", "BE", "REV", "AFF", "MAGLEV", "SRCRANGE"]
 
 
 def without_ids(lines: list[str]) -> set[str]:
-    """Return a dump in the form of reference.py, with what holds of every dump asserted on the way."""
+    """Return a dump in the form of reference.py; asserts the invariants of every dump."""
     kinds = [line.partition(":")[0] for line in lines]
     assert kinds == sorted(kinds, key=KINDS.index)
     backends = dict(re.match(r"BE: ID=(\d+) ADDR=(\S+)", line).groups() for line in lines if line.startswith("BE"))

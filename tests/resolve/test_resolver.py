@@ -1,4 +1,4 @@
-"""Any order of events gives the same State as all objects at once, and what a change does not concern stays the same object."""
+"""Any order of events results in the same State as all objects at once, and unchanged parts stay the same objects."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NODE_IP = bytes((192, 168, 0, 1))
 
 
 class Dice:
-    """Draws objects that meet each other: few names, few addresses. Hypothesis draws the seed, and smaller worlds first."""
+    """Draws objects with common names and addresses. Hypothesis draws the seed, and smaller worlds first."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -192,7 +192,7 @@ def test_no_frontend_twice_and_every_backend_in_one_state(history):
 @settings(max_examples=100, deadline=None)
 @given(worlds)
 def test_a_state_says_truly_which_rows_are_the_same_objects_as_before(history):
-    """And ids and plans may believe it: the State with ids says so too."""
+    """Ids and plans may use it: the State with ids has the same delta."""
     resolver, book = Resolver(Options("n1")), IdAssigner(IdAllocator(), IdAllocator())
     before = given_before = ()
     for changes, store in play(history):

@@ -1,4 +1,4 @@
-"""Rows of a Service that no scenario of objects shows: limits, a node without a name, and what the agent keeps."""
+"""Frontends of a Service beyond the scenarios: limits, a node without a name, and entries that the agent keeps."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def piece(*endpoints: Endpoint, ports: tuple[SlicePort, ...] = (), of: str = "we
 def test_a_frontend_has_so_many_slots(
     monkeypatch: pytest.MonkeyPatch, alive: list[int], going: list[int], groups: list[list[int]]
 ) -> None:
-    """Those that take new flows come first; the rest is named once, however many frontends the port has."""
+    """Those that take new flows come first; the rest is reported once for all frontends of the port."""
     monkeypatch.setattr(service_builder, "MAX_SLOTS", 3)
     found = Watched(
         service(ingress=(LB,)), piece(*(endpoint(host) for host in alive), *(endpoint(host, **TERM) for host in going))
@@ -104,7 +104,7 @@ def test_an_l7_proxy_is_flagged(port: int, flagged: bool) -> None:
 
 
 def test_restored_backends_count_for_one_state() -> None:
-    """What was in the maps keeps its row as long as it exists; what was away since then has none."""
+    """A backend in the maps keeps its entry as long as it exists; one that was gone meanwhile has none."""
     lost = piece(endpoint(1, ready=False, serving=False))
     found = Watched(service(), lost, keep_existing=True)
     found.resolver.set_restored_backends([L3n4Addr(bytes((10, 244, 0, 1)), 8080)])
@@ -119,7 +119,7 @@ OLD, OLDER = SlicePort("old", L4Type.TCP, 8080), SlicePort("older", L4Type.TCP, 
 
 
 def test_a_backend_of_a_renamed_port_is_kept_once_and_in_its_best_state() -> None:
-    """One address may be behind several ports that no frontend asks for any more."""
+    """One address may be behind several ports that no frontend uses any more."""
     before = piece(endpoint(1), endpoint(2))
     found = Watched(service(), before, keep_existing=True)
     assert found.hosts("10.96.0.1:80/TCP") == [[1, 2], [], []]

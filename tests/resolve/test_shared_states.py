@@ -1,4 +1,4 @@
-"""Who has a backend, in which state, and who must be built again when that changes; rows in the order of their objects."""
+"""Owners of a backend, its state, and the owners to build again after a change; frontends in the order of their objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lbagent.model.service import SVC
 from lbagent.model.state import StateDelta
 from lbagent.objects.records import Origin
 from lbagent.resolve.backend_states import SharedStates
-from lbagent.resolve.ordered_rows import OrderedRows
+from lbagent.resolve.frontend_list import FrontendList
 
 ACTIVE, TERMINATING = BackendState.ACTIVE, BackendState.TERMINATING
 QUARANTINED, MAINTENANCE = BackendState.QUARANTINED, BackendState.MAINTENANCE
@@ -83,7 +83,7 @@ def test_an_owner_has_a_backend_once_however_often_it_says_so() -> None:
 
 
 def test_an_owner_that_keeps_a_backend_does_not_leave_it() -> None:
-    """What shares it is built again; a backend that only one has touches none."""
+    """Owners that share it are built again; a backend with one owner concerns no other."""
     shared = SharedStates()
     shared.update("one", (row(1, be(X)),))
     shared.update("two", (row(2, be(X), be(Y)),))
@@ -129,7 +129,7 @@ def test_who_filtered_a_backend_out_is_told_when_it_has_a_row() -> None:
     shared.update("one", (), [])
     shared.update("three", ())
     shared.update("two", ())
-    assert shared.update("three", (row(3, be(X), be(Y)),)) == (set(), set()), "nobody waits any more"
+    assert shared.update("three", (row(3, be(X), be(Y)),)) == (set(), set()), "no owner waits any more"
     assert shared.update("one", (row(1, be(X)),), [X]) == ({"three"}, set()), "it has it itself"
 
 
@@ -141,31 +141,31 @@ def place(number: int) -> Origin:
 
 
 def test_rows_are_in_the_order_of_their_objects() -> None:
-    rows = OrderedRows()
+    rows = FrontendList()
     first, second, third = row(1), row(2), row(3)
     for owner, number, svc in (("c", 3, third), ("a", 1, first), ("b", 2, second)):
         rows.place(owner, place(number))
-        rows.set_rows(owner, (svc,))
+        rows.set_frontends(owner, (svc,))
     assert list(rows.owners()) == ["a", "b", "c"]
     assert rows.state(1).services == (first, second, third)
     rows.place("a", place(9))
     assert rows.state(2).services == (second, third, first)
     rows.place("b", None)
-    rows.set_rows("b", (second,))
+    rows.set_frontends("b", (second,))
     assert rows.state(3).services == (third, first)
     assert list(rows.owners()) == ["c", "a"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 def test_a_change_of_some_rows_says_what_stayed(count: int) -> None:
-    rows = OrderedRows()
+    rows = FrontendList()
     for number in range(1, 6):
         rows.place(str(number), place(number))
-        rows.set_rows(str(number), (row(number), row(number + 100)))
+        rows.set_frontends(str(number), (row(number), row(number + 100)))
     before = rows.state(1)
     assert before.delta is None, "owners came"
     new = tuple(row(3 + 50 * turn, be(X)) for turn in range(count))
-    rows.set_rows("3", new)
+    rows.set_frontends("3", new)
     after = rows.state(2)
     assert after.services == (*before.services[:4], *new, *before.services[6:])
     assert after.delta is not None
@@ -173,8 +173,8 @@ def test_a_change_of_some_rows_says_what_stayed(count: int) -> None:
     assert after.delta.before is before.services
     assert after.delta.after is after.services
     assert (after.delta.prefix, after.delta.suffix) == (4, 4)
-    rows.set_rows("4", (row(4, be(Y)),))
-    rows.set_rows("2", (row(2, be(Y)),))
+    rows.set_frontends("4", (row(4, be(Y)),))
+    rows.set_frontends("2", (row(2, be(Y)),))
     last = rows.state(3)
     assert last.services == (row(1), row(101), row(2, be(Y)), *new, row(4, be(Y)), row(5), row(105))
     assert last.delta is not None
@@ -183,34 +183,34 @@ def test_a_change_of_some_rows_says_what_stayed(count: int) -> None:
 
 
 def test_rows_of_nothing_are_none_and_stay_so() -> None:
-    rows = OrderedRows()
+    rows = FrontendList()
     for generation in (1, 2):
         state = rows.state(generation)
         assert (state.services, state.delta) == ((), StateDelta((), (), 0, 0))
 
 
 def test_what_is_said_again_changes_nothing() -> None:
-    rows = OrderedRows()
+    rows = FrontendList()
     for number in (1, 2):
         rows.place(str(number), place(number))
-        rows.set_rows(str(number), (row(number, be(X)),))
+        rows.set_frontends(str(number), (row(number, be(X)),))
     before = rows.state(1)
     rows.place("1", place(1))
-    rows.set_rows("1", (row(1, be(X)),))
+    rows.set_frontends("1", (row(1, be(X)),))
     again = rows.state(2)
     assert again.services is before.services
     assert again.delta == StateDelta(before.services, before.services, 0, 2)
 
 
 def test_one_owner_may_get_as_many_rows_as_all_had() -> None:
-    rows = OrderedRows()
+    rows = FrontendList()
     for number in (1, 2):
         rows.place(str(number), place(number))
-        rows.set_rows(str(number), (row(number),))
+        rows.set_frontends(str(number), (row(number),))
     rows.state(1)
-    rows.set_rows("1", (row(1), row(3)))
+    rows.set_frontends("1", (row(1), row(3)))
     rows.state(2)
-    rows.set_rows("2", (row(2, be(X)),))
+    rows.set_frontends("2", (row(2, be(X)),))
     after = rows.state(3)
     assert after.services == (row(1), row(3), row(2, be(X)))
     assert after.delta is not None
@@ -218,9 +218,9 @@ def test_one_owner_may_get_as_many_rows_as_all_had() -> None:
 
 
 def test_a_row_that_is_equal_stays_the_object_it_was() -> None:
-    rows = OrderedRows()
+    rows = FrontendList()
     rows.place("a", place(1))
-    rows.set_rows("a", (row(1, be(X)), row(2)))
+    rows.set_frontends("a", (row(1, be(X)), row(2)))
     one, _ = rows.state(1).services
-    rows.set_rows("a", (row(1, be(X)), row(2, be(Y))))
+    rows.set_frontends("a", (row(1, be(X)), row(2, be(Y))))
     assert rows.state(2).services[0] is one

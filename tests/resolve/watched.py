@@ -1,4 +1,4 @@
-"""A resolver that is told of single changes, and what it makes of them."""
+"""A resolver that receives single changes, and its results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.objects.kinds import kind_of
 
 
 class Watched:
-    """A resolver that is told of single changes, as by a source."""
+    """A resolver that receives single changes, as from a source."""
 
     def __init__(self, *objects: KubeObject, **options: Any) -> None:
         self.resolver = Resolver(Options(**{"node_name": "n1"} | options))

@@ -84,14 +84,14 @@ class Agent:
     def __init__(self, folder: Path, given: Flags) -> None:
         self.folder, self.given = folder, given
         self.maps = MemoryMaps(Sizes(backends=1024, maglev_size=given.table_size))
-        self.said: dict[str, StateOverride] = {}
+        self.states_set: dict[str, StateOverride] = {}
         self._start(Shadow(self.maps.sizes))
 
     def _start(self, shadow: Shadow) -> None:
         options = Options(self.given.node, tuple(map(parse_ip, self.given.node_ips)), keep_existing=True)
         self.resolver, self.files, self.shadow = Resolver(options), ManifestFiles(), shadow
         self.book = IdAssigner(IdAllocator(limit=SERVICE_ID_LIMIT), IdAllocator(limit=1024))
-        self.resolver.update(ObjectChange("BackendState", name, None, state) for name, state in self.said.items())
+        self.resolver.update(ObjectChange("BackendState", name, None, state) for name, state in self.states_set.items())
 
     def restart(self) -> None:
         found, before = restore(self.maps), self.resolver
@@ -105,8 +105,8 @@ class Agent:
         pod = parse_pod_reference(text) if is_pod_reference(text) else ""
         address = None if pod else L3n4Addr.parse(text)
         new = StateOverride(text, address, BackendState.parse(state), Origin(source=OPERATOR), pod=pod)
-        self.resolver.update([ObjectChange("BackendState", text, self.said.get(text), new)])
-        self.said[text] = new
+        self.resolver.update([ObjectChange("BackendState", text, self.states_set.get(text), new)])
+        self.states_set[text] = new
 
     def sync(self) -> None:
         present = {str(path) for path in self.folder.iterdir()}
@@ -153,10 +153,10 @@ class Story:
             assert self.agent is not None, f"line {block.line}: there is no agent"
             if first == "set-state":
                 self.agent.set_state(*rest)
-                assert not any(block.text), f"line {block.line}: set-state says nothing; sync does"
+                assert not any(block.text), f"line {block.line}: set-state prints nothing; sync does"
             elif first == "restart":
                 self.agent.restart()
-                assert not any(block.text), f"line {block.line}: restart says nothing; sync does"
+                assert not any(block.text), f"line {block.line}: restart prints nothing; sync does"
             elif first == "sync":
                 self.sync(block, flags(rest))
             else:
@@ -167,7 +167,7 @@ class Story:
         self.compare(block, given, dump(self.agent.maps), self.agent.messages())
 
     def compare(self, block: Block, given: Flags, lines, messages) -> None:
-        said = [
+        messages = [
             f"{'~' if message.warning else '!'} {str(message).replace(f'{self.folder}/', '')}" for message in messages
         ]
         wanted = [line for line in block.text if line and line[0] not in "!~#"]
@@ -175,7 +175,7 @@ class Story:
             lines = [line for line in lines if line.split(":")[0] in given.only]
         assert lines == wanted, f"block at line {block.line}"
         expected = [line for line in block.text if line[:2] in ("! ", "~ ")]
-        assert len(said) == len(expected), f"block at line {block.line}: {said}"
-        for text, pattern in zip(said, expected, strict=True):
+        assert len(messages) == len(expected), f"block at line {block.line}: {messages}"
+        for text, pattern in zip(messages, expected, strict=True):
             regex = ".*".join(re.escape(part) for part in pattern.split("..."))
             assert re.fullmatch(regex, text), f"block at line {block.line}: {text!r}"

@@ -1,4 +1,4 @@
-"""What the operator says survives the agent, or is not said at all."""
+"""The operator's states survive the agent, or are not set at all."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ async def test_what_was_set_is_forgotten(tmp_path):
     assert {change.new for change in told[-1]} == {None}
     assert await source.forget([TWO], [POD]) == []
     assert list(source.addresses) == [ONE]
-    assert source.knows("10.0.0.1:80/TCP")
+    assert source.has_state("10.0.0.1:80/TCP")
     assert OperatorSource(str(tmp_path)).snapshot().backend_states.keys() == {"10.0.0.1:80/TCP"}
     task.cancel()
 

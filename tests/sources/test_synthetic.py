@@ -1,4 +1,4 @@
-"""Services out of nothing."""
+"""Generated Services."""
 
 from __future__ import annotations
 

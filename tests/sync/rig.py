@@ -1,4 +1,4 @@
-"""A loop and a BpfTarget over maps in memory, with a source that gives the objects the test puts into it."""
+"""A loop and a BpfTarget over maps in memory, with a source of the test's objects."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL = Sizes(
 
 
 class ListSource:
-    """A source that holds what the test puts into it."""
+    """A source of the test's objects."""
 
     def __init__(self, name: str = "list") -> None:
         self.name = name
@@ -98,7 +98,7 @@ class FixedPaths:
 
 
 def make(maps: LBMaps | None = None, *sources: ListSource) -> tuple[SyncLoop, BpfTarget, FixedPaths]:
-    """Build a loop and a target that go on where the maps left off."""
+    """Build a loop and a target that continue from the maps."""
     paths = FixedPaths()
     target = BpfTarget.open(maps or MemoryMaps(SMALL), paths, "me")
     return make_loop(sources, target), target, paths
@@ -114,7 +114,7 @@ def make_loop(sources: Sequence[ListSource], *targets: Target) -> SyncLoop:
 
 @asynccontextmanager
 async def running(loop: SyncLoop):  # type: ignore[no-untyped-def]
-    """Run the loop for a while; what it raises comes out."""
+    """Run the loop for a while; raises its errors."""
     task = asyncio.create_task(loop.run())
     try:
         yield task

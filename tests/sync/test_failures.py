@@ -1,4 +1,4 @@
-"""What fails is tried again in its time and named in the log once; what was written, or is not asked for any more, is forgotten."""
+"""A failure is retried when due and logged once; it is removed when the frontend is written or no longer wanted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_each_frontend_has_a_time_of_its_own() -> None:
     assert list(held.frontends) == [A]
     held.written([A])
     held.failed([(A, LbError("full"))], now=20.0)
-    assert held.frontends[A].retry_at == 21.0, "a write in between begins anew"
+    assert held.frontends[A].retry_at == 21.0, "a write in between restarts the pauses"
     assert held.count == 4
 
 

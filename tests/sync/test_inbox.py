@@ -1,4 +1,4 @@
-"""Reports are kept until a pass takes them; whoever waits is told when a pass has taken what was reported before."""
+"""Reports are kept until a pass takes them; a waiter resumes after a pass has taken the earlier reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.sync.rig import ListSource, endpoints, service
 
 
 async def settles(inbox: Inbox) -> bool:
-    """Say whether nothing is left to wait for."""
+    """Return whether nothing is left to wait for."""
     try:
         async with asyncio.timeout(0.02):
             await inbox.settled()

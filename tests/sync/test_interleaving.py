@@ -1,4 +1,4 @@
-"""Everything that can happen in the middle of a pass happens there, and nothing of it is lost."""
+"""Any event may occur in the middle of a pass, and none is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.sync.rig import SMALL, ListSource, endpoints, make, running, service
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_what_is_told_in_the_middle_of_a_pass_arrives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects, suspicions, other options, looks at the maps, and failing writes, in any turn of any pass."""
+    """Objects, drift reports, new options, checks of the maps, and failing writes, in any step of any pass."""
     monkeypatch.setattr(cooperative, "SLICE_S", 0.0)
     monkeypatch.setattr(failures, "delays", lambda: backoff.delays(0.001, 0.01))
     rng = random.Random(seed)
@@ -74,5 +74,5 @@ async def test_what_is_told_in_the_middle_of_a_pass_arrives(seed: int, monkeypat
 
 
 def frontends(lines: list[str]) -> list[str]:
-    """What is said of each frontend, without ids."""
+    """The contents of each frontend, without ids."""
     return sorted(line.split(" ", 2)[2] for line in lines if line.startswith("SVC") and "SLOT=0" in line)

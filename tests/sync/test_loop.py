@@ -1,4 +1,4 @@
-"""The loop: when it writes, when it must not, what it does about failures."""
+"""The loop: when it writes, when it must not, and failures."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from lbagent.model.state import State
 from lbagent.objects.records import Node
 from lbagent.resolve import Options, Resolver
 from lbagent.sync import backoff, failures
-from lbagent.sync.target_protocol import Desired, ObjectFacts, SnapshotTarget
+from lbagent.sync.target_protocol import Desired, ObjectFacts
 from lbagent.testing.faulty_maps import FaultyMaps, fail_often
+from lbagent.testing.snapshot_target import SnapshotTarget
 from tests.sync.rig import SMALL, ListSource, endpoints, make, make_loop, running, service
 
 
@@ -166,7 +167,7 @@ async def test_a_full_map_stops_one_service_and_names_what_to_raise() -> None:
 
 
 async def test_a_service_that_failed_and_went_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    """A frontend that is deleted fails no more from that moment on, without another try; a repeated failure is logged once."""
+    """A deleted frontend is no longer a failure, without another attempt; a repeated failure is logged once."""
     caplog.set_level(logging.INFO)
     maps = MemoryMaps(SMALL)
     source = ListSource()
@@ -312,7 +313,7 @@ async def test_what_is_wrong_with_objects_together_is_said_until_it_is_mended(ca
 
 
 class Asked(SnapshotTarget):
-    """Notes what it is handed; `retains` as the test says."""
+    """Records what it is given; the test sets `retains`."""
 
     def __init__(self, *, retains: bool = False) -> None:
         super().__init__("asked")
@@ -343,7 +344,7 @@ async def test_a_source_without_objects_is_a_list_too() -> None:
 
 
 async def test_facts_about_objects_are_given_where_a_target_needs_them() -> None:
-    """A slice without endpoints changes no State, and is a new fact."""
+    """A slice without endpoints changes no State, but the facts."""
     source, target, other = ListSource(), Asked(), Asked()
     target.needs_facts = True
     loop = make_loop([source], target, other)
@@ -366,7 +367,7 @@ async def test_facts_about_objects_are_given_where_a_target_needs_them() -> None
 
 
 async def test_other_options_hold_from_the_next_pass_on() -> None:
-    """The node has another name: what is local to it is another one."""
+    """The node has another name: another backend is local."""
     source, target = ListSource(), Asked()
     loop = make_loop([source], target)
     async with running(loop):
@@ -390,7 +391,7 @@ async def test_other_options_hold_from_the_next_pass_on() -> None:
 
 
 async def test_other_options_take_no_frontend_from_the_service_that_is_served() -> None:
-    """Neither has a creationTimestamp; a resolver of other options begins from nothing, and the copy's name sorts first."""
+    """Neither has a creationTimestamp; a resolver with new options starts empty, and the copy's name sorts first."""
     source, target = ListSource(), Asked()
     loop = make_loop([source], target)
     changes = 0
@@ -437,7 +438,7 @@ async def test_where_objects_come_from_is_told_while_it_matters(trusted: bool, r
         source.put()
         await loop.settled()
         passes = len(target.given)
-        assert passes == 1 + given, "without a change only what it is told about sources is new"
+        assert passes == 1 + given, "without a change only the provenance is new"
         source.trusted = True
         source.put()
         await loop.settled()

@@ -1,4 +1,4 @@
-"""A pass that is asked for soon after another waits as long as that one took; a lone one does not wait."""
+"""A pass that is requested soon after another waits as long as that one took; a single one does not wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lbagent.sync.pacer import MAX_PAUSE_S, Pacer
 
 
 async def pause_after(took_s: float, idle_s: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the sleeps of a pass asked for `idle_s` after one that took `took_s`."""
+    """Return the sleeps of a pass requested `idle_s` after one that took `took_s`."""
     clock, slept = 1000.0, []
 
     async def sleep(seconds: float) -> None:

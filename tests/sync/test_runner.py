@@ -1,4 +1,4 @@
-"""A runner beside its target: when it is settled and in sync, when it calls again, and what it says of failures."""
+"""A runner and its target: when it is settled and in sync, when it calls again, and its reports of failures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from lbagent.sync import loop as loops
 from lbagent.sync import runner as runners
 from lbagent.sync.backoff import Failure
 from lbagent.sync.runner import TargetRunner
-from lbagent.sync.target_protocol import Desired, SnapshotTarget
+from lbagent.sync.target_protocol import Desired
+from lbagent.testing.snapshot_target import SnapshotTarget
 from tests.sync.rig import ListSource, endpoints, make_loop, running, service
 from tests.sync.test_loop import until
 from tests.sync.test_targets import Recorder
@@ -24,7 +25,7 @@ NEXT = Desired(State(7))
 
 
 async def is_settled(runner: TargetRunner) -> bool:
-    """Say whether nothing is left to wait for."""
+    """Return whether nothing is left to wait for."""
     waiter = asyncio.create_task(runner.settled())
     for _ in range(5):
         await asyncio.sleep(0)
@@ -164,7 +165,7 @@ def test_a_target_of_whole_states_begins_with_nothing() -> None:
 
 
 class Pauses:
-    """Stands in for the Pacer; notes what it is told."""
+    """Replaces the Pacer; records its calls."""
 
     made: list[Pauses]
 

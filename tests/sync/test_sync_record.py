@@ -10,7 +10,7 @@ from lbagent.model.histogram import Histogram
 from lbagent.objects.records import ObjectChange
 from lbagent.sync import sync_record
 from lbagent.sync.sync_record import SyncRecord
-from lbagent.sync.target_protocol import SnapshotTarget
+from lbagent.testing.snapshot_target import SnapshotTarget
 from tests.sync.rig import ListSource, endpoints, make_loop, running, service
 
 
@@ -42,7 +42,7 @@ def test_a15_latency_counts_until_the_state_is_in_force(monkeypatch: pytest.Monk
 
 
 def test_a15_what_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Changes from before this process, and those that mean nothing new."""
+    """Changes from before this process, and those that change no State."""
     record = SyncRecord()
     now = time.time()
     record.queued([change(now - 1000)], 1)
@@ -79,7 +79,7 @@ def test_buckets() -> None:
 
 
 class Held(SnapshotTarget):
-    """A target that is in force when it is let go."""
+    """A target that applies a State when the test allows it."""
 
     def __init__(self) -> None:
         super().__init__("held")

@@ -1,4 +1,4 @@
-"""Several targets beside each other: none waits for another, and each has a readiness and failures of its own."""
+"""Several targets: none waits for another, and each has its own readiness and failures."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lbagent.model.state import State
 from lbagent.sync import backoff, runner
 from lbagent.sync.loop import SyncLoop
 from lbagent.sync.runner import TargetRunner
-from lbagent.sync.target_protocol import SnapshotTarget
 from lbagent.targets.bpf.bpf_target import BpfTarget
 from lbagent.testing.faulty_maps import FaultyMaps
+from lbagent.testing.snapshot_target import SnapshotTarget
 from tests.sync.rig import SMALL, FixedPaths, ListSource, endpoints, make_loop, running, service
 
 
 class Recorder(SnapshotTarget):
-    """Writes down the States it gets; fails as often as the test says, and waits while it must."""
+    """Records the States it gets; fails as often as the test sets, and waits while it must."""
 
     def __init__(self, name: str = "record", *, failures: int = 0) -> None:
         super().__init__(name)
@@ -161,7 +161,7 @@ async def test_a_defect_of_a_target_ends_the_loop() -> None:
 
 
 async def test_a_pass_that_broke_off_is_followed_by_another_look_at_the_maps() -> None:
-    """An error that no step of the plan answers for: what was written is read again, and the rest is done."""
+    """An error beside the steps of the plan: the written entries are read again, and the rest is done."""
     inner, source = MemoryMaps(SMALL), ListSource()
 
     def before(number: int, _: str) -> None:

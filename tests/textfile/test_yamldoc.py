@@ -1,4 +1,4 @@
-"""YAML as Kubernetes means it, bounded."""
+"""YAML with Kubernetes' rules, within bounds."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ BACKENDS: ListedFields[ListedBackend] = ListedFields(
             "way",
             TEXT,
             "of its packets: `stack` (it is on this node), `xdp`, `tc`; left out where none can be sent to it",
-            lambda x: x.way.way,
+            lambda x: x.egress.way,
             "WAY",
             shown_with="way_reason",
             optional=True,
@@ -99,13 +99,17 @@ BACKENDS: ListedFields[ListedBackend] = ListedFields(
             "device",
             TEXT,
             "by which they leave; left out where `way` is `stack`, and with it",
-            lambda x: x.way.device,
+            lambda x: x.egress.device,
             "DEVICE",
             wide=True,
             optional=True,
         ),
         Field(
-            "way_reason", TEXT, "why `tc`, where XDP programs run; else left out", lambda x: x.way.reason, optional=True
+            "way_reason",
+            TEXT,
+            "why `tc`, where XDP programs run; else left out",
+            lambda x: x.egress.reason,
+            optional=True,
         ),
         Field(
             "drain",

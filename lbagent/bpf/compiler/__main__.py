@@ -1,4 +1,4 @@
-"""`python -m lbagent.bpf.compiler`: compile what changed; with `--check` show every program to the verifier too."""
+"""`python -m lbagent.bpf.compiler`: compile what changed; with `--check` load every program once, too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The artifact: compiled programs as data. Written by builder.py, read by loader.py on machines without BCC.
 
-JSON, so that a person can look into it: programs (instructions in base64, where each map goes), the map specs and record
-layouts they were compiled for, and hashes that say from which sources.
+JSON, so that a person can read it: programs (instructions in base64, places of the maps), the map specs and record layouts they
+were compiled for, and hashes of the sources.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-FORMAT = 4  # also stands for what builder.py does after the compiler: another number makes it compile again
+FORMAT = 4  # also the version of builder.py's steps after the compiler: a new number makes it compile again
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Program:
         return len(self.insns) // INSN_BYTES
 
     def relocated(self, map_fds: Mapping[str, int]) -> bytes:
-        """Return the instructions with the descriptors of these maps put in."""
+        """Return the instructions with the descriptors of these maps."""
         code = bytearray(self.insns)
         for item in self.relocations:
             struct.pack_into("<i", code, item.index * INSN_BYTES + 4, map_fds[item.map_name])
@@ -73,7 +73,7 @@ class Artifact:
     layouts: dict[str, Any] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
-        """Write by rename, so that no reader meets half a file."""
+        """Write by rename, so that no reader sees half a file."""
         data = {
             "format": FORMAT, "source_hash": self.source_hash, "bcc": self.bcc, "arch": self.arch,
             "unit_hashes": self.unit_hashes, "layouts": self.layouts,
@@ -87,7 +87,7 @@ class Artifact:
 
 
 def load(path: Path) -> Artifact:
-    """Read an artifact. Raises CompileError when it is no artifact, LayoutMismatch when it is of another layout."""
+    """Read an artifact. Raises CompileError if it is no artifact, LayoutMismatch if it has another layout."""
     try:
         data = json.loads(path.read_bytes())
         if data["format"] != FORMAT:
@@ -103,7 +103,7 @@ def load(path: Path) -> Artifact:
 
 
 def check(artifact: Artifact, path: Path | str) -> None:
-    """Refuse an artifact of other record layouts, maps or another processor than this lbagent's."""
+    """Reject an artifact for other record layouts, other maps or another processor than this lbagent's."""
     expected = current_layouts()
     for kind, ours in expected.items():
         theirs = artifact.layouts.get(kind, {})
@@ -120,7 +120,7 @@ def check(artifact: Artifact, path: Path | str) -> None:
 
 
 def current_layouts() -> dict[str, Any]:
-    """Return what a program relies on: records, numbers, each map's type and key size (the rest is the operator's)."""
+    """Return what a program depends on: records, numbers, each map's type and key size (the operator sets the other sizes)."""
     return {
         "record": {item.name: [list(pair) for pair in item.fields] for item in layout.LAYOUTS},
         "map": {name: [int(spec.type), spec.key_size] for name, spec in map_specs().items()},

@@ -1,7 +1,7 @@
 """`lbagent bpf build`: compile the units into the artifact.
 
-Units whose text, flags and BCC are unchanged are taken over from the artifact that is there: a build with nothing to do
-takes some milliseconds and needs no BCC.
+Units whose text, flags and BCC are unchanged are taken from the existing artifact: a build without changes takes some
+milliseconds and needs no BCC.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-_ARCH_FLAGS = {"aarch64": ("-DLB_ARM64",)}  # weak memory order: barriers are spelled out
+_ARCH_FLAGS = {"aarch64": ("-DLB_ARM64",)}  # weak memory order: the code has explicit barriers
 
 
 def ensure_artifact(path: Path = ARTIFACT_PATH) -> Artifact:
-    """Return an artifact of the present sources: the one at `path`, whatever BCC made it, rebuilt first if it is stale.
+    """Return an artifact of the current sources: the one at `path`, made by any BCC, rebuilt first if it is stale.
 
-    Without BCC a stale artifact is an error, one that fits is used as it is. An installed package may hold no sources:
-    then the artifact is what counts. Raises CompileError, LayoutMismatch.
+    Without BCC a stale artifact is an error; a current one is used as it is. An installed package may have no sources: then the
+    artifact is used unchecked. Raises CompileError, LayoutMismatch.
     """
     inputs = _inputs(UNITS)
     if inputs:

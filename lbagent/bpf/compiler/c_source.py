@@ -1,6 +1,6 @@
 """C sources -> one text a compile unit: local includes flattened with `#line`, constants generated from maps/*layout.py.
 
-BCC does not rewrite code in included headers, and clang errors must still name the real file; hence the flattening.
+BCC does not rewrite code in included headers, and clang errors must name the real file, so the includes are flattened.
 Pure: reads files, nothing else. Source: docs/datapath.md (units and names).
 """
 
@@ -27,13 +27,13 @@ from lbagent.model.family import Family
 BPF_DIR = Path(__file__).resolve().parents[1]
 STUB_DIR = BPF_DIR / "stub"
 INCLUDE_DIR = BPF_DIR / "include"
-# headers are named without their folder: a name is there once
+# headers are included without their folder: each name exists once
 INCLUDE_DIRS = tuple(
     INCLUDE_DIR / folder for folder in ("base", "hook", "parse", "service", "flow", "forward", "program")
 )
 ARTIFACT_PATH = BPF_DIR / "lbagent.bpf.json"
 
-# -nostdinc: a header of the build machine must never slip in; the rest comes from stub/
+# -nostdinc: no header of the build machine may be included; stub/ has the needed ones
 BASE_FLAGS = (
     "-nostdinc",
     "-Werror=implicit-function-declaration",
@@ -64,7 +64,7 @@ UNITS: tuple[Unit, ...] = tuple(
 
 
 def unit_text(unit: Unit, include_dirs: tuple[Path, ...] = INCLUDE_DIRS) -> str:
-    """Return everything BCC is given for a unit: the prelude, the flattened file, the programs of bpf/tail_calls.py."""
+    """Return the input of BCC for a unit: the prelude, the flattened file, the programs of bpf/tail_calls.py."""
     family = _FAMILIES.get(unit.path.name)
     return prelude() + flatten(unit.path, include_dirs) + (programs_text(unit.context, family) if family else "")
 
@@ -75,7 +75,7 @@ _FAMILIES = {f"lb{family}.c": family for family in Family}  # the sources that h
 def programs_text(hook: str, family: Family) -> str:
     """Return the programs behind the entry points, one call of a C function each.
 
-    They are text, not a macro's expansion: BCC finds no function that a macro made.
+    They are text, not a macro's expansion: BCC does not find functions that a macro defines.
     """
     lines = ['#line 1 "generated from bpf/tail_calls.py"']
     for name, function in program_functions(hook, family).items():
@@ -86,8 +86,8 @@ def programs_text(hook: str, family: Family) -> str:
 def flatten(path: Path, include_dirs: tuple[Path, ...] = INCLUDE_DIRS) -> str:
     """Return the file with its local includes in place, each only once (`#pragma once` is implied).
 
-    `#include "x.h"` is looked for beside the including file, then in `include_dirs`; `<...>` includes are left alone.
-    Raises CompileError naming file and line of an include that is not there.
+    `#include "x.h"` is searched beside the including file, then in `include_dirs`; `<...>` includes stay. Raises CompileError
+    with file and line of a missing include.
     """
     out: list[str] = []
     _flatten(path.resolve(), include_dirs, set(), out)
@@ -122,7 +122,7 @@ def _find(name: str, includer: Path, include_dirs: tuple[Path, ...], where: str)
 
 
 def display_name(path: Path) -> str:
-    """Return the name clang shall print: relative to the checkout where the file is inside it."""
+    """Return the name that clang prints: relative to the checkout if the file is inside it."""
     root = BPF_DIR.parent.parent
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
@@ -174,7 +174,7 @@ def constants() -> dict[str, int]:
 
 
 class _CWords(NamedTuple):
-    """How C names the words of a record of flow_layout.py, and their fields."""
+    """The C names of the words of a record of flow_layout.py, and of their fields."""
 
     records: Mapping[Family, flow_layout.WordRecord]
     numbers: str  # NUMBERS_WORD is a word's number in the record
@@ -190,7 +190,7 @@ _C_WORDS = (
 
 
 def flow_constants() -> dict[str, str]:
-    """Return what C knows of the words of flow entries and SNAT slots: name -> expression, which may depend on LB_FAMILY.
+    """Return the C constants of the words of flow entries and SNAT slots: name -> expression, which may depend on LB_FAMILY.
 
     A word's own name is left out of its fields' (`vip_port` of the word `vip` is VIP_PORT), and a field that fills its word has
     no shift and no mask.
@@ -218,7 +218,7 @@ def _of_family(values: Mapping[Family, str]) -> str:
     return four or six or ""
 
 
-# A constant that bpf/compiler/rewrite.py makes a descriptor, an address or a setting of. Behind `asm` the compiler can neither
+# A constant that bpf/compiler/rewrite.py replaces by a descriptor, an address or a setting. Behind `asm` the compiler can neither
 # compute with it nor keep it over calls; LLVM's own intrinsic for descriptors counts as a write to memory, after which
 # everything is read again.
 _MAP_WORDS = """\
@@ -236,7 +236,7 @@ static inline __attribute__((always_inline)) u64 map_word(u64 kind, u64 number)
 
 
 def _maps() -> list[str]:
-    """Return the symbolic descriptors; the loader puts the real ones in (`artifact.Relocation`)."""
+    """Return the symbolic descriptors; the loader replaces them by the real ones (`artifact.Relocation`)."""
     lines = [f"#define MAP_{name} {MAP_BASE + index}" for index, name in enumerate(MAP_NAMES)]
     lines += _MAP_WORDS.splitlines()
     return lines

@@ -1,8 +1,8 @@
 """The compiler: the only module that imports bcc, and only inside a short-lived child process.
 
-BCC costs 74 MB just to be imported, changes the working directory, and LLVM ends the process on some bad programs; so the
-parent runs `python -m lbagent.bpf.compiler.compile` and reads a JSON answer. Nothing is created or loaded here: the text is
-compiled and the instructions are read back (`dump_func`). PyPI's `bcc` is another project: `_import_bcc` tells the two apart.
+The import of BCC costs 74 MB, it changes the working directory, and LLVM ends the process on some bad programs. So the parent
+runs `python -m lbagent.bpf.compiler.compile` and reads its JSON output. Nothing is created or loaded here: the text is compiled
+and the instructions are read back (`dump_func`). PyPI's `bcc` is another project: `_import_bcc` rejects it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LLVM_ERROR = re.compile(r"^error: (\S[^:\n]*:\d+:\d+): (.*)$", re.MULTILINE)  #
 
 @dataclass(frozen=True)
 class Compiled:
-    """What came out of one unit: instructions by function name, warnings of clang."""
+    """The result of one unit: instructions by function name, warnings of clang."""
 
     functions: dict[str, bytes]
     warnings: str
@@ -66,11 +66,11 @@ def compile_text(text: str, flags: Sequence[str], what: str) -> Compiled:
 
 
 def _failure(what: str, log: str, code: int) -> str:
-    """Return the first error in front, the rest of the log below it."""
+    """Return the first error, then the rest of the log below it."""
     match = _CLANG_ERROR.search(log) or _LLVM_ERROR.search(log)
     if match:
         return f"{match.group(1)}: {match.group(2)} (unit {what})\n{log}"
-    last = log.splitlines()[-1] if log else f"the compiler ended with status {code} and said nothing"
+    last = log.splitlines()[-1] if log else f"the compiler ended with status {code} without output"
     return f"{what}: {last}" + (f"\n{log}" if log.count("\n") else "")
 
 
@@ -112,7 +112,7 @@ def main() -> int:
     """Child: read {text, flags} from stdin, write {function: base64 of its instructions} to stdout."""
     request = json.load(sys.stdin)
     answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever BCC or LLVM print is log, never answer
+    os.dup2(2, 1)  # what BCC or LLVM print goes to the log, never into the output
     try:
         bcc = _import_bcc()
         module = bcc.BPF(text=request["text"], cflags=request["flags"])
@@ -132,4 +132,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # LLVM's global destructors take longer than the exit is worth
+    os._exit(code)  # LLVM's global destructors are slow, and not needed here

@@ -1,15 +1,16 @@
-"""Instructions as older kernels want them and older compilers cannot write them; done after the compiler, for every program.
+"""Rewrites instructions that older kernels reject and older compilers cannot emit; runs after the compiler, for every program.
 
-Loops: LLVM likes to put a loop's body in front of its test, so that the last instruction of the body simply runs into the
-test. `check_cfg` of older kernels (6.1 among them) refuses that ("back-edge from insn"). An empty jump (`ja +0`) in between
-satisfies it, and the verifier takes it out again (`opt_remove_nops`): it costs nothing.
+Loops: LLVM often puts a loop's body before its test, so that the body falls through into the test. `check_cfg` of older kernels
+(6.1 among them) rejects that ("back-edge from insn"). It accepts an empty jump (`ja +0`) in between, which the verifier later
+removes (`opt_remove_nops`), so it costs nothing.
 
 Compare-and-swap: LLVM before 12 (Ubuntu 22.04) has no such instruction for BPF. There the sources call a helper that does not
-exist (`CAS_CALL`), and the call is replaced: its arguments and result are where the instruction wants them, but for one move.
+exist (`CAS_CALL`), and the call is replaced: its arguments and result are in the registers of the instruction, except for one
+move.
 
 Maps and settings: the sources write constants for them (`MAP_WORDS`), because LLVM's own intrinsic for a map counts as a write to
-all memory, after which everything is read again. They become what the kernel knows: a load of a descriptor or of a value's address.
-Source: kernel/bpf/verifier.c of Linux 6.1, check_cfg, visit_insn, push_insn (behaviour); Documentation/bpf instruction set.
+all memory, after which everything is read again. They become loads of a descriptor or of a value's address, as the kernel defines
+them. Source: kernel/bpf/verifier.c of Linux 6.1, check_cfg, visit_insn, push_insn (behaviour); Documentation/bpf instruction set.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _MOVE_R0_R2 = insn(MOV64_REG, dst=0, src=2)
 _CMPXCHG_R1_R3 = insn(ATOMIC_U64, dst=1, src=3, imm=CMPXCHG)  # r0 = cmpxchg_64(r1 + 0, r0, r3)
 
 
-# High halves of the 64-bit constants the sources write for a map's descriptor, the address of its value, a field of lb_config.
+# High halves of the 64-bit constants that stand for a map's descriptor, the address of its value, a field of lb_config.
 MAP_WORDS = {"MAP_WORD_FD": 0x7E620001, "MAP_WORD_VALUE": 0x7E620002, "MAP_WORD_CONFIG": 0x7E620003}
 
 
@@ -77,7 +78,7 @@ def insert_compare_and_swap(insns: bytes) -> bytes:
 
 
 def take_out_calls(insns: bytes, helper: int) -> bytes:
-    """Return the instructions with `r0 = 0` for each call of a helper, which this kernel lacks and the program can do without."""
+    """Return the instructions with `r0 = 0` for each call of a helper that this kernel lacks and the program does not need."""
     call, code = insn(CALL, imm=helper), bytearray(insns)
     for at in range(0, len(code), INSN_BYTES):
         if code[at : at + INSN_BYTES] == call:
@@ -86,9 +87,9 @@ def take_out_calls(insns: bytes, helper: int) -> bytes:
 
 
 def break_back_edges(insns: bytes) -> tuple[bytes, list[int]]:
-    """Return the instructions with an empty jump at every place an old kernel would refuse, and those places.
+    """Return the instructions with an empty jump at every place that an old kernel would reject, and those places.
 
-    The places are indexes into the old instructions; the jump stands in front of each.
+    The places are indexes into the old instructions; the jump comes before each.
     """
     places = sorted(set(fallthrough_back_edges(insns)))
     return (_rewrite(insns, dict.fromkeys(places, NOP), {}), places) if places else (insns, [])
@@ -97,7 +98,7 @@ def break_back_edges(insns: bytes) -> tuple[bytes, list[int]]:
 def fallthrough_back_edges(insns: bytes) -> list[int]:
     """Return the heads of loops that are reached from the loop's end by falling through.
 
-    Walks depth first, as the kernel does; what it calls a back edge depends on the order.
+    Walks depth first, as the kernel does: which edge is a back edge depends on the order.
     """
     codes = [decode(insns, at) for at in range(len(insns) // INSN_BYTES)]
     found: list[int] = []
@@ -122,7 +123,7 @@ def fallthrough_back_edges(insns: bytes) -> list[int]:
 
 
 def _successors(codes: list[Insn], at: int) -> list[tuple[int, bool]]:
-    """Return where an instruction goes next, and whether the kernel lets that edge close a loop."""
+    """Return the successors of an instruction, and whether the kernel allows that edge to close a loop."""
     opcode, _, _, offset, imm = codes[at]
     if opcode == EXIT or (opcode == CALL and imm == ENTRY6_CALL):
         return []
@@ -134,7 +135,7 @@ def _successors(codes: list[Insn], at: int) -> list[tuple[int, bool]]:
 
 
 def _rewrite(insns: bytes, before: dict[int, bytes], instead: dict[int, bytes]) -> bytes:
-    """Put code in front of instructions (jumps go past it, only what falls in meets it) or in their place."""
+    """Insert code before instructions (jumps skip it, only fall-through reaches it) or replace them."""
     count = len(insns) // INSN_BYTES
     moved, at = [], 0
     for index in range(count):

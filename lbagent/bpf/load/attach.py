@@ -1,9 +1,9 @@
-"""Which targets get which hooks, attaching all of them, and taking everything away again. What a hook is: bpf/hooks.py.
+"""Selects hooks for targets, attaches all of them, and detaches everything again. bpf/hooks.py defines a hook.
 
-XDP goes on by pinned link. tc goes on by TCX link, and below Linux 6.6 by a clsact filter (clsact.py). Both tc directions are
-needed for the replies of local backends (docs/datapath.md). A hook's companion is attached after it and detached after it: what
-the hook leaves to its companion never meets a device without one, except for the moment of the first attachment.
-The functions block on netlink: from asyncio, call them in a thread.
+XDP is attached by pinned link, tc by TCX link, or before Linux 6.6 by a clsact filter (clsact.py). Both tc directions are needed
+for the replies of local backends (docs/datapath.md). A hook's companion is attached after it and detached after it: frames that
+the hook leaves to its companion always find one, except at the moment of the first attachment. The functions block on netlink:
+from asyncio, call them in a thread.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Attachment:
 
     target: AttachPoint
     hook: Hook
-    optional: bool = False  # the target of a pattern: it may go at any time, which is no error
+    optional: bool = False  # the target of a pattern: its removal at any time is no error
 
     @classmethod
     def on_device(cls, name: str, hook: Hook, *, optional: bool = False) -> Attachment:
@@ -68,16 +68,16 @@ class Attachment:
 
 
 class Attacher(Protocol):
-    """What attaches programs to one kind of target."""
+    """Attaches programs to one kind of target."""
 
     def attach(self, target: AttachPoint, hook: Hook, programs: Mapping[str, int], *, fall_back: bool) -> Hook:
         """Attach or update; return the hook it became.
 
-        Raises NotFound where the target has gone, else what `attach` of this module raises.
+        Raises NotFound if the target is gone, and the errors of this module's `attach`.
         """
 
     def exists(self, target: AttachPoint) -> bool:
-        """Say whether the target is there."""
+        """Return whether the target exists."""
 
 
 def _attachers(root: Path, netlink: IPRoute, present: Mapping[str, Device]) -> Mapping[AttachPointKind, Attacher]:
@@ -104,8 +104,7 @@ def wanted_attachments(
 ) -> list[Attachment]:
     """Return the hooks for `--attach MODE`, `--device` names and `--pod-device` patterns.
 
-    auto: XDP native on NICs, tc on virtual devices. Raises NotFound for a `--device` that is not there; a pattern may
-    match nothing yet.
+    auto: XDP native on NICs, tc on virtual devices. Raises NotFound for a missing `--device`; a pattern may match nothing yet.
     """
     out: list[Attachment] = []
     for name in dict.fromkeys(names):
@@ -119,7 +118,7 @@ def wanted_attachments(
             and present[name].ifindex not in taken
             and any(fnmatchcase(name, pattern) for pattern in pod_patterns)
         ):
-            # a pod's request that keeps its address must not go out before the program is there that translates its reply
+            # a pod's request with its own address must not leave before the program that translates its reply is attached
             out += [Attachment.on_device(name, hook, optional=True) for hook in (TC_EGRESS, TC_INGRESS)]
     return out
 
@@ -140,8 +139,8 @@ def attach(
 ) -> list[Attachment]:
     """Attach or update every hook; return what is attached now (with `fall_back`, tc where a NIC has no native XDP).
 
-    Hooks come with their companions. Those that are attached and no longer wanted go last. Raises KernelError, Conflict (another
-    XDP program), NotFound, Unsupported; what was attached before the error stays.
+    Companions are attached with their hooks. Attached hooks that are no longer wanted are detached last. Raises KernelError,
+    Conflict (another XDP program), NotFound, Unsupported; what was attached before the error stays.
     """
     done: list[Attachment] = []
     with IPRoute() as netlink:
@@ -157,8 +156,8 @@ def attach(
                     done.append(replace(item, hook=hook.companion))
             except NotFound:
                 if not item.optional:
-                    raise  # pods come and go while we work
-        done = list(dict.fromkeys(done))  # a companion that was attached before is wanted by itself too
+                    raise  # pods may come and go meanwhile
+        done = list(dict.fromkeys(done))  # a companion that was already attached is also wanted by itself
         named = with_former_names(root, present)
         _detach_unwanted(root, netlink, done, named, clsact.marked_devices(root, named))
     return done
@@ -182,7 +181,7 @@ def attached(root: Path) -> list[Attachment]:
 
 
 def _pinned(root: Path, present: Mapping[str, Device]) -> list[Attachment]:
-    """Return what the pinned links attach. The mode of XDP is not in a link: the device says it."""
+    """Return what the pinned links attach. A link does not contain the mode of XDP: the device reports it."""
     out = []
     for target, hook in pinned_links(root):
         device = present.get(target.name)
@@ -191,7 +190,7 @@ def _pinned(root: Path, present: Mapping[str, Device]) -> list[Attachment]:
 
 
 def lost(root: Path, attachments: Iterable[Attachment], programs: Mapping[str, int]) -> list[tuple[Attachment, str]]:
-    """Return the attachments that are in force no more though their device is there, each with the reason. Raises KernelError."""
+    """Return the attachments that are no longer in force although their device exists, each with the reason. Raises KernelError."""
     out = []
     filtered = []
     for item in attachments:
@@ -213,7 +212,7 @@ def lost(root: Path, attachments: Iterable[Attachment], programs: Mapping[str, i
 
 
 def _index_of(device: str) -> int:
-    """Return an interface index, 0 when there is no such device."""
+    """Return an interface index, 0 if there is no such device."""
     try:
         return socket.if_nametoindex(device)
     except OSError:
@@ -223,11 +222,11 @@ def _index_of(device: str) -> int:
 _TARGET_IDS = {
     AttachPointKind.DEVICE: _index_of,
     AttachPointKind.CGROUP: cgroup_id,
-}  # what the kernel calls a target in a link; 0: it is gone
+}  # the kernel's id of a target in a link; 0: it is gone
 
 
 def detach_all(root: Path) -> list[Attachment]:
-    """Detach everything of ours: links under `root`, and clsact filters on any device by their names; return what went.
+    """Detach all our programs: links under `root`, and clsact filters on any device by their names; return the hooks.
 
     Filters whose maps are pinned in another folder stay: they are another agent's.
     """

@@ -1,8 +1,8 @@
-"""Socket programs onto a cgroup, by pinned link, beside those of other programs' owners; never beside those of another lbagent.
+"""Attaches socket programs to a cgroup by pinned link, beside programs of other owners, but never beside those of another lbagent.
 
-The kernel runs the programs of a cgroup for the sockets of all its processes and of the cgroups below. Ours leave alone what is in
-another network namespace than their agent's, so two agents may share a cgroup when they serve two network namespaces, or when one
-of them serves native pools alone: what one of the two translates, the other knows no frontend for.
+The kernel runs the programs of a cgroup for the sockets of all its processes and of the cgroups below. Ours ignore sockets of
+another network namespace than their agent's. So two agents may share a cgroup if they serve two network namespaces, or if one of
+them serves native pools only: then they have no frontend in common.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from lbagent.bpf.hooks import AttachPoint, Hook
 
-_TELLTALE = "lb_config"  # a map of every socket program; another one than ours is another agent's
+_TELLTALE = "lb_config"  # a map of every socket program; if it is not ours, the program is another agent's
 _AT_COOKIE, _AT_FLAGS = LB_CONFIG.offsets()["netns_cookie"], LB_CONFIG.offsets()["flags"]
 _FLAGS_BYTES = 8
 
@@ -37,7 +37,7 @@ class CgroupAttacher:
     root: Path
 
     def attach(self, target: AttachPoint, hook: Hook, programs: Mapping[str, int], *, fall_back: bool) -> Hook:  # noqa: ARG002 as every Attacher
-        """Attach to a cgroup, or update what is attached there; return the hook. Nothing stands in for a socket program.
+        """Attach to a cgroup, or update what is attached there; return the hook. There is no fall-back for a socket program.
 
         Raises NotFound (no such cgroup), ConfigError (the path is none), Conflict (another lbagent, or a program that allows none
         beside it), Unsupported, KernelError.
@@ -55,12 +55,12 @@ class CgroupAttacher:
         return hook
 
     def exists(self, target: AttachPoint) -> bool:
-        """Say whether the cgroup is there."""
+        """Return whether the cgroup exists."""
         return cgroup_id(target.name) != 0
 
 
 def _explain(error: KernelError, target: AttachPoint, hook: Hook) -> Exception:
-    """Return what an operator can do about a refused attachment."""
+    """Return the remedy for a refused attachment."""
     if error.errno == errno.EPERM:
         return Conflict(
             f"cgroup {target.name} has a {hook} program, or one above it, that allows none beside it; socket programs were not"
@@ -74,21 +74,21 @@ def _explain(error: KernelError, target: AttachPoint, hook: Hook) -> Exception:
 
 
 class _Served(NamedTuple):
-    """What socket programs of lbagent serve: a network namespace, and whether native pools alone."""
+    """The scope of socket programs of lbagent: a network namespace, and whether they serve native pools only."""
 
     netns_cookie: int
     pools_alone: bool
 
 
 def _require_no_other_agent(cgroup: int, target: AttachPoint, hook: Hook, prog_fd: int) -> None:
-    """Raise Conflict when programs of another agent run here that serve the same as `prog_fd`, a program of ours."""
+    """Raise Conflict if programs of another agent run here with the same scope as `prog_fd`, a program of ours."""
     own_maps = set(bpf_prog.prog_map_ids(prog_fd))
     own = _served(own_maps)
     for ident in bpf_link.cgroup_programs(cgroup, hook.attach_type):
         try:
             fd = bpf_prog.prog_fd_by_id(ident)
         except FileNotFoundError:
-            continue  # it went meanwhile
+            continue  # it is gone meanwhile
         try:
             maps, name = bpf_prog.prog_map_ids(fd), bpf_prog.prog_info(fd).name
         finally:
@@ -101,7 +101,7 @@ def _require_no_other_agent(cgroup: int, target: AttachPoint, hook: Hook, prog_f
 
 
 def _served(map_ids: Iterable[int]) -> set[_Served]:
-    """Return what a program of lbagent with these maps serves: one thing, or none if it is not lbagent's."""
+    """Return the scope of a program with these maps in a list; an empty list if the program is not lbagent's."""
     out = set()
     for ident in map_ids:
         try:

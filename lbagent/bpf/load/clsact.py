@@ -1,7 +1,7 @@
 """tc programs as clsact filters, for kernels without TCX (before Linux 6.6). The kernel keeps them by itself, without a pin.
 
-Our filters are known by their names; a directory beside the pinned links (`DEVICE-filters`) says which devices have some. In it are
-empty directories: `index:IFINDEX`, by which a device is known that is renamed later, and `clsact` if this agent made the qdisc.
+Our filters have fixed names; a directory beside the pinned links (`DEVICE-filters`) marks each device that has some. It contains
+empty directories: `index:IFINDEX`, which identifies a device that is renamed later, and `clsact` if this agent made the qdisc.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _CLSACT_HOOKS = tuple(hook for hook in HOOKS if hook.clsact_parent)
 
 
 def uses_filter(hook: Hook) -> bool:
-    """Say whether programs of this hook are attached by filter here, because the kernel has no link for them."""
+    """Return whether programs of this hook are attached by filter here, because the kernel has no link for them."""
     return bool(hook.clsact_parent) and not has_tcx()
 
 
 def set_filter(root: Path, netlink: IPRoute, name: str, device: Device, hook: Hook, prog_fd: int) -> None:
-    """Add or atomically replace our filter; the clsact qdisc is made when it is missing. Raises KernelError.
+    """Add or atomically replace our filter; create the clsact qdisc if it is missing. Raises KernelError.
 
-    `name` is what --device calls the device, which may have been renamed since.
+    `name` is the device's name for --device; it may have been renamed since.
     """
     mark = _mark(root, name)
     mark.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def filter_programs(netlink: IPRoute, device: Device) -> list[int]:
 
 
 def program_id(message: Any) -> int:
-    """Return the id of the program in one of `filters`, 0 if the kernel does not say it."""
+    """Return the id of the program in one of `filters`, 0 if the kernel does not report it."""
     for name, nla in ((slot[0], slot.nla) for slot in message.get_attr("TCA_OPTIONS")["attrs"]):
         if name == "UNKNOWN":
             _, kind, ident = struct.unpack_from("=HHI", nla.data, nla.offset)
@@ -95,7 +95,7 @@ def program_id(message: Any) -> int:
 
 
 def remove_filter(netlink: IPRoute, device: Device, hook: Hook, message: Any) -> None:
-    """Take one of `filters` away."""
+    """Remove one of `filters`."""
     netlink.tc(
         "del-filter", "bpf", index=device.ifindex, handle=message["handle"], parent=hook.clsact_parent,
         info=message["info"],
@@ -103,7 +103,7 @@ def remove_filter(netlink: IPRoute, device: Device, hook: Hook, message: Any) ->
 
 
 def remove_unused_qdisc(root: Path, netlink: IPRoute, name: str, device: Device) -> None:
-    """After our last filter: take the mark of `name` away, and the qdisc if this agent made it and it holds no other filter."""
+    """After our last filter: remove the mark of `name`, and the qdisc if this agent made it and it has no other filter."""
     mark = _mark(root, name)
     if not mark.is_dir() or filters(netlink, device):
         return
@@ -118,7 +118,7 @@ def remove_unused_qdisc(root: Path, netlink: IPRoute, name: str, device: Device)
 
 
 def marked_devices(root: Path, present: Mapping[str, Device]) -> dict[str, Device]:
-    """Return those of `present` that carry filters of ours, as far as this bpf file system remembers, by their names there."""
+    """Return those of `present` that have filters of ours according to this bpf file system, by their names there."""
     return {name: device for name, device in present.items() if _mark(root, name).is_dir()}
 
 
@@ -134,7 +134,7 @@ def marked_indexes(root: Path) -> dict[str, int]:
 
 
 def _write_index(mark: Path, ifindex: int) -> None:
-    """Note which device a mark is about; 0: none."""
+    """Record the device of a mark; 0: none."""
     wanted = mark / f"{_INDEX_MARK}{ifindex}"
     for item in mark.glob(f"{_INDEX_MARK}*"):
         if item != wanted:

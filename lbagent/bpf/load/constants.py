@@ -1,8 +1,8 @@
-"""Settings into the instructions: a load from `lb_config` becomes the constant it would load.
+"""Writes settings into the instructions: a load from `lb_config` becomes the constant that it would load.
 
 The record is frozen before the programs load, and a change of settings is a new generation, so its fields are constants. The
-verifier knows that too, but leaves the load in place; on the path of an established flow eight of them cost 4 % of it.
-Pure: instructions in, instructions out.
+verifier uses the constant, too, but leaves the load in place; eight of these cost 4 % of the path of an established flow. Pure:
+instructions in, instructions out.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ CONFIG_MAP = "lb_config"
 
 
 def with_constants(program: Program, config: bytes) -> Program:
-    """Return the program with the loads from lb_config that follow their address directly put in as constants.
+    """Return the program with constants for the loads from lb_config that directly follow their address.
 
-    Only `rX = &lb_config; rX = *(u64 *)(rX + offset)` is touched, and only where nothing jumps between the two.
+    Only `rX = &lb_config; rX = *(u64 *)(rX + offset)` is replaced, and only if no jump leads between the two.
     """
     code, targets, kept = bytearray(program.insns), jump_targets(program.insns), []
     for item in program.relocations:

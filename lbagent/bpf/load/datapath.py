@@ -1,6 +1,6 @@
-"""The datapath as the agent holds it: one generation of programs, its devices, and the change of either.
+"""The datapath object of the agent: one generation of programs, its devices, and changes of both.
 
-Start, attach, reload and remove are all there is; every one leaves a serving datapath behind when it fails half-way.
+The operations are start, attach, reload and remove; each leaves a serving datapath if it fails half-way.
 Blocking (netlink, the verifier): from asyncio, call in a thread.
 """
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
     from lbagent.bpf.compiler.artifact import Artifact
     from lbagent.bpf.hooks import Hook
-    from lbagent.bpf.load.program_settings import Seeds, Settings
+    from lbagent.bpf.load.program_settings import ProgramSettings, Seeds
     from lbagent.maps.specs import Sizes
 
 
 @dataclass
 class Datapath:
-    """Programs in force under `root` (`BPFFS/v1`) and the hooks they sit on."""
+    """Programs in force under `root` (`BPFFS/v1`) and the hooks they are attached to."""
 
     root: Path
     artifact: Artifact
     generation: Generation
     key: str
     seeds: Seeds
-    reused: bool  # True: the pinned programs were the right ones, nothing was loaded
-    sizes: Sizes  # of the maps that the programs know
-    shared_maps: Mapping[str, int]  # which programs that are needed later are loaded against
+    reused: bool  # True: the pinned programs were current, nothing was loaded
+    sizes: Sizes  # of the maps that the programs use
+    shared_maps: Mapping[str, int]  # against which later programs are loaded
     config: bytes  # the settings record of the programs
     attachments: list[Attachment] = field(default_factory=list)
     fall_back: bool = False  # --attach auto: tc where a NIC has no native XDP
@@ -47,7 +47,7 @@ class Datapath:
 
     @property
     def hooked(self) -> Datapath:
-        """Return whose programs belong on the hooks and in the pins."""
+        """Return the datapath whose programs belong on the hooks and in the pins."""
         return self.interim or self
 
     @property
@@ -75,9 +75,9 @@ class Datapath:
         return self.attachments
 
     def require(self, hooks: Iterable[Hook]) -> None:
-        """Load the programs of these hooks where nothing needed them before, beside those in force, which stay.
+        """Load the programs of these hooks that no hook needed before, beside those in force, which stay.
 
-        Raises what loading raises; then all is as before.
+        Raises the errors of loading; then nothing has changed.
         """
         self.require_contexts(contexts_of(hooks))
 
@@ -92,10 +92,12 @@ class Datapath:
         """Return the interface indexes of the devices that got programs, by the names they had then."""
         return attach.attached_indexes(self.root)
 
-    def reload(self, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings) -> None:
+    def reload(
+        self, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: ProgramSettings
+    ) -> None:
         """Replace the programs in place: other settings, other sizes, another artifact. No packet is lost.
 
-        Raises what loading raises; then the old programs go on.
+        Raises the errors of loading; then the old programs continue.
         """
         artifact = wanted_programs(artifact, options)
         config = program_settings.pack_config(options, sizes, self.seeds, jiffies.hz())
@@ -110,21 +112,21 @@ class Datapath:
         self.sizes, self.shared_maps, self.config = sizes, dict(shared_maps), config
 
     def _swap(self, new: Generation) -> None:
-        """Put the new entry programs on every hook that is attached, also on those another agent process attached."""
+        """Put the new entry programs on every attached hook, also on those that another agent process attached."""
         alive = attach.still_present(self.root, self.attachments or attach.attached(self.root))
-        alive = [item for item in alive if item.hook.program in new.programs]  # the others go: --no-socket-lb
+        alive = [item for item in alive if item.hook.program in new.programs]  # the others are removed: --no-socket-lb
         if alive:
             attach.attach(self.root, alive, new.programs, fall_back=self.fall_back)
 
     def switch_to(self, other: Datapath) -> None:
-        """Go on with the programs of `other`, which are installed already."""
+        """Continue with the programs of `other`, which are installed already."""
         self.close()
         self.interim = None
         self.artifact, self.generation, self.key, self.reused = other.artifact, other.generation, other.key, False
         self.sizes, self.shared_maps, self.config = other.sizes, other.shared_maps, other.config
 
     def leave_hooks_to(self, interim: Datapath) -> None:
-        """Let the programs of `interim`, installed at least in part, stay on the hooks: only they know all maps with flows."""
+        """Keep the programs of `interim`, installed at least in part, on the hooks: only they use all maps with flows."""
         if self.interim is not None:
             self.interim.close()
         self.interim = interim
@@ -132,7 +134,7 @@ class Datapath:
     def install(self, *, lead_over: bool = False) -> None:
         """Make these loaded programs the ones that are pinned and attached.
 
-        `lead_over`: those in force are of the same source, and do not look into the table where these make new flows.
+        `lead_over`: those in force have the same source, and do not search the table in which these make new flows.
         """
         generation.install(self.root, self.key, self.generation, self._lead_over_and_swap if lead_over else self._swap)
 
@@ -141,14 +143,14 @@ class Datapath:
         self._swap(new)
 
     def close(self) -> None:
-        """Give the descriptors back. Programs, links and pins stay and keep serving."""
+        """Close the descriptors. Programs, links and pins stay and continue to serve."""
         self.generation.close()
         if self.interim is not None:
             self.interim.close()
 
 
-def wanted_programs(artifact: Artifact, options: Settings) -> Artifact:
-    """Return the artifact, without socket programs where they are not to be loaded."""
+def wanted_programs(artifact: Artifact, options: ProgramSettings) -> Artifact:
+    """Return the artifact, without socket programs if they are disabled."""
     if options.netns_cookie:
         return artifact
     kept = {name: each for name, each in artifact.programs.items() if each.context != SOCK_CONTEXT.name}
@@ -161,13 +163,13 @@ def contexts_in_use(root: Path) -> frozenset[str]:
 
 
 def load(
-    root: Path, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings,
+    root: Path, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: ProgramSettings,
     *, hooks: Collection[Hook] | None = None, old: Sizes | None = None, reuse: bool = False, log_dir: Path | None = None,
 ) -> Datapath:  # fmt: skip
     """Load the programs of `artifact` and attach nothing; with `reuse`, take the pinned ones if they are the same.
 
-    `hooks` are those that are to be attached: what neither they nor those attached now run is not loaded. None: load everything.
-    With `old` they are those that move flows from maps of these sizes, which are among `shared_maps` by their names in
+    `hooks` are those that are to be attached: other programs than these and the attached ones run are not loaded. None: load
+    everything. `old`: load the programs that move flows from maps of these sizes, which `shared_maps` has by their names in
     OLD_MAPS. The seeds are those of the flow tables under `root`. Raises as `start`.
     """
     require_kernel()
@@ -192,13 +194,13 @@ def load(
 
 
 def start(
-    root: Path, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: Settings,
+    root: Path, artifact: Artifact, shared_maps: Mapping[str, int], sizes: Sizes, options: ProgramSettings,
     *, hooks: Collection[Hook] | None = None, log_dir: Path | None = None,
 ) -> Datapath:  # fmt: skip
-    """Bring the programs of `artifact` in force under `root`: reuse the pinned ones if they are the same, else load.
+    """Put the programs of `artifact` in force under `root`: reuse the pinned ones if they are the same, else load.
 
-    `shared_maps` are the descriptors of maps/kernel_maps.py by name. Devices that an earlier process attached to go over
-    to the new programs. `hooks`: as `load`. Raises Unsupported, LayoutMismatch, VerifierError, KernelError.
+    `shared_maps` are the descriptors of maps/kernel_maps.py by name. Devices to which an earlier process attached programs get
+    the new ones. `hooks`: as `load`. Raises Unsupported, LayoutMismatch, VerifierError, KernelError.
     """
     made = load(root, artifact, shared_maps, sizes, options, hooks=hooks, reuse=True, log_dir=log_dir)
     if not made.reused:
@@ -207,7 +209,7 @@ def start(
 
 
 def remove(root: Path) -> list[Attachment]:
-    """Detach everything and take the pins of programs away; works without an agent. Returns what was detached."""
+    """Detach everything and take the pins of programs away; works without an agent. Returns the detached hooks."""
     gone = attach.detach_all(root)
     generation.remove(root)
     return gone

@@ -1,4 +1,4 @@
-"""One program onto one device: by pinned link or, for tc on a kernel without TCX, by clsact filter; and why the kernel refused."""
+"""Attaches one program to one device: by pinned link or, for tc on a kernel without TCX, by clsact filter."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class DeviceAttacher:
             clsact.set_filter(self.root, self.netlink, target.name, device, hook, programs[hook.program])
             return hook
         if hook.xdp_mode and self._in_other_mode(target, device, hook):
-            detach_link(self.root, target, hook)  # native and generic cannot replace one another
+            detach_link(self.root, target, hook)  # the kernel does not replace native XDP by generic, or the reverse
         try:
             attach_link(self.root, target, device.ifindex, hook, programs[hook.program])
         except KernelError as error:
@@ -58,7 +58,7 @@ class DeviceAttacher:
         return hook
 
     def exists(self, target: AttachPoint) -> bool:
-        """Say whether the device is in this network namespace."""
+        """Return whether the device is in this network namespace."""
         return target.name in self.present
 
     def _in_other_mode(self, target: AttachPoint, device: Device, hook: Hook) -> bool:
@@ -67,7 +67,7 @@ class DeviceAttacher:
 
 
 def _explain(error: KernelError, device: Device, hook: Hook) -> Exception:
-    """Return what an operator can do about a refused attachment."""
+    """Return the remedy for a refused attachment."""
     name = device.name
     if hook.xdp_mode and error.errno in (errno.EBUSY, errno.EEXIST):
         owner = _program_name(device.xdp_prog_id)

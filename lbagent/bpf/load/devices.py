@@ -1,4 +1,4 @@
-"""The network devices of this namespace, as far as attaching to them goes. Blocks on netlink: from asyncio, call it in a thread."""
+"""The network devices of this namespace, for attaching. Blocks on netlink: from asyncio, call it in a thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_NATIVE_XDP_MTU = 3498  # bytes, of most drivers: one page less headroom and 
 
 @dataclass(frozen=True)
 class Device:
-    """What the kernel says about a device. `kind` is '' for a NIC, else veth, bridge, vlan, ..."""
+    """The kernel's description of a device. `kind` is '' for a NIC, else veth, bridge, vlan, ..."""
 
     name: str
     ifindex: int
@@ -56,13 +56,13 @@ def default_route_devices() -> set[str]:
 
 
 def no_such_device(name: str, present: Iterable[str]) -> NotFound:
-    """Return the error about a `--device` that is not there; `present` are the names of devices that could be meant."""
+    """Return the error about a missing `--device`; `present` are the names of the existing devices."""
     there = ", ".join(sorted(present)) or "none"
     return NotFound(f"device {name} does not exist in this network namespace; nothing was attached; there are: {there}")
 
 
 def list_devices(netlink: IPRoute) -> dict[str, Device]:
-    """Return every device by name, over a netlink socket that is open already."""
+    """Return every device by name, over an open netlink socket."""
     return {device.name: device for device in map(_device, netlink.get_links())}
 
 

@@ -1,9 +1,9 @@
-"""Pins of the generation in force, and the change from one to the next without a lost packet.
+"""Pins of the generation in force, and the change to the next one without packet loss.
 
 Under ROOT (`BPFFS/v1`): `prog/NAME`, the maps of a generation (GENERATION_MAPS), and `build/KEY`, an empty directory whose name
-says what is loaded. A new generation is pinned whole under `next/` first: a tail call array loses its entries with its last
-pin or descriptor, so it must not depend on this process living. Then the links are updated one by one, then the pins
-are renamed over the old ones, and only after a grace period of the kernel the old arrays go.
+identifies what is loaded. A new generation is first pinned completely under `next/`: a tail call array loses its entries with its
+last pin or descriptor, so it must not depend on this process. Then the links are updated one by one, and the pins are renamed
+over the old ones. The old arrays are removed only after a grace period of the kernel.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.load.loader import Generation, call_slots, is_tail_called
-from lbagent.bpf.load.program_settings import Seeds, further_of
+from lbagent.bpf.load.program_settings import Seeds, extra_snat_of
 from lbagent.errors import KernelError
 from lbagent.kernel import bpf_map, bpffs
 from lbagent.kernel.bpf_prog import grace_period
 from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps.lbmaps import GENERATION_MAPS
-from lbagent.model.further_sources import FurtherSources
+from lbagent.model.extra_snat_sources import ExtraSnatSources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,7 +35,7 @@ _LOOK_UP = re.compile(r"call_\w+_(reply|icmp)[46]")
 
 
 def generation_key(artifact: Artifact, shared_maps: Mapping[str, int], config: bytes) -> str:
-    """Return the name of what would be loaded: the same key means the same programs on the same maps."""
+    """Return the key of what would be loaded: equal keys mean the same programs on the same maps."""
     digest = hashlib.sha256(artifact.source_hash.encode() + artifact.bcc.encode() + config)
     with kernel_errors("read information", "the shared maps"):
         for name in sorted(shared_maps):
@@ -44,20 +44,20 @@ def generation_key(artifact: Artifact, shared_maps: Mapping[str, int], config: b
 
 
 def pinned_programs(names: Mapping[str, object]) -> list[str]:
-    """Return the programs that get a pin: all but the tail-called ones, which their array holds."""
+    """Return the programs that get a pin: all except tail-called ones, which their array holds."""
     return [name for name in names if not is_tail_called(name)]
 
 
 def pinned_seeds(root: Path) -> Seeds | None:
-    """Return the seeds of the flow tables under `root`; None if nothing was ever loaded there."""
+    """Return the seeds of the flow tables under `root`; None if no program was ever loaded there."""
     record = _pinned_config(root)
     return Seeds.from_record(record) if record else None
 
 
-def pinned_further(root: Path) -> FurtherSources:
-    """Return the further source addresses, with their numbers, that the programs under `root` know. Raises KernelError."""
+def pinned_extra_snat(root: Path) -> ExtraSnatSources:
+    """Return the extra SNAT addresses, with their numbers, that the programs under `root` use. Raises KernelError."""
     record = _pinned_config(root)
-    return further_of(record) if record else FurtherSources()
+    return extra_snat_of(record) if record else ExtraSnatSources()
 
 
 def _pinned_config(root: Path) -> bytes | None:
@@ -69,7 +69,7 @@ def _pinned_config(root: Path) -> bytes | None:
 
 
 def reuse_pinned(root: Path, key: str, artifact: Artifact) -> Generation | None:
-    """Return the pinned generation, with the programs that it has, if it is exactly `key`; else None. Loads nothing."""
+    """Return the pinned generation, with its programs, if it is exactly `key`; else None. Loads nothing."""
     if not (root / "build" / key).is_dir() or (root / _NEXT).exists():
         return None
     found = Generation()
@@ -86,7 +86,7 @@ def reuse_pinned(root: Path, key: str, artifact: Artifact) -> Generation | None:
 
 
 def is_in_force(root: Path, artifact: Artifact, shared_maps: Mapping[str, int]) -> bool:
-    """Say whether what is pinned was loaded from this artifact against these maps, with whatever settings."""
+    """Return whether the pinned programs were loaded from this artifact against these maps, with any settings."""
     record = _pinned_config(root)
     return record is not None and (root / "build" / generation_key(artifact, shared_maps, record)).is_dir()
 
@@ -94,10 +94,10 @@ def is_in_force(root: Path, artifact: Artifact, shared_maps: Mapping[str, int]) 
 def install(root: Path, key: str, new: Generation, swap: Callable[[Generation], None]) -> None:
     """Make `new` the generation in force: pin it, let `swap` update every link, then move the pins.
 
-    If `swap` raises, the pins of the old generation stay, and so do both sets of tail call arrays: links that were
-    updated already go on working. The next install starts over.
+    If `swap` raises, the pins of the old generation stay, and so do both sets of tail call arrays: links that are already updated
+    continue to work. The next install starts again.
     """
-    stage = root / _NEXT / f"{key}-{time.time_ns()}"  # never over a broken-off stage: links may run through its arrays
+    stage = root / _NEXT / f"{key}-{time.time_ns()}"  # never over an interrupted stage: links may use its arrays
     (stage / "prog").mkdir(parents=True)
     for name in GENERATION_MAPS:
         bpffs.pin(new.maps[name], stage / name)
@@ -107,7 +107,7 @@ def install(root: Path, key: str, new: Generation, swap: Callable[[Generation], 
     old_maps = _keep_open(root)
     try:
         _move_pins(root, stage, key)
-        grace_period()  # packets that entered through the old programs have left them
+        grace_period()  # packets that entered the old programs have left them
     finally:
         for fd in old_maps:
             os.close(fd)
@@ -117,17 +117,17 @@ def install(root: Path, key: str, new: Generation, swap: Callable[[Generation], 
 def lead_over(root: Path, programs: Mapping[str, Program], loaded: Mapping[str, int]) -> None:
     """Put the tail-called `programs` that are `loaded` into the arrays under `root`, before their entry programs are on any hook.
 
-    Hooks are updated one by one. Where the next generation makes flows in another table than the one in force looks into
-    (docs/datapath.md, "Resizing"), a flow that begins at a device with the next one would lose replies at a device without it. An
-    array is one for all devices: the slots of those that only look flows up come first, then those that make them. Both generations
-    are of the same source, so that a program finds in the scratch record what it expects. Can be done again. Raises KernelError.
+    Hooks are updated one by one. If the next generation makes flows in a table that the one in force does not search
+    (docs/datapath.md, "Resizing"), a flow that begins at a device with the next one would lose replies at a device without it.
+    All devices share the array: slots of programs that only look up flows come first, then those that make them. Both generations
+    have the same source, so the scratch record has the same layout. May be repeated. Raises KernelError.
     """
     slots = {place: name for place, name in call_slots(programs).items() if name in loaded}
     for looks_up in (True, False):
         for (calls, slot), name in slots.items():
             if bool(_LOOK_UP.fullmatch(name)) == looks_up:
                 _fill(root / calls, slot, loaded[name])
-        grace_period()  # no program runs any longer that came in before
+        grace_period()  # no program that was entered before still runs
 
 
 def _fill(pin: Path, slot: int, program: int) -> None:
@@ -148,7 +148,7 @@ def add_pins(root: Path, made: Generation, names: Iterable[str]) -> None:
 
 
 def _keep_open(root: Path) -> list[int]:
-    """Hold the old arrays open: the rename drops their pins, the grace period comes after it."""
+    """Keep the old arrays open: the rename drops their pins before the grace period."""
     out = []
     for name in GENERATION_MAPS:
         with contextlib.suppress(KernelError):
@@ -174,7 +174,7 @@ def _move_pins(root: Path, stage: Path, key: str) -> None:
 
 
 def remove(root: Path) -> None:
-    """Take every pin of programs and of their own maps away; the shared maps are not touched."""
+    """Remove every pin of programs and of their own maps; the shared maps stay."""
     for folder in ("prog", "build", _NEXT):
         _remove_tree(root / folder)
     for name in GENERATION_MAPS:

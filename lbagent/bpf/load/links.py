@@ -1,6 +1,6 @@
 """Pinned bpf_links: one for each target and hook, at ROOT/link/TARGET-PROGRAM. Interface indexes are the calling thread's netns.
 
-A pinned link outlives the agent; updating it is atomic, so no packet meets a device without a program.
+A pinned link outlives the agent; an update is atomic, so the device always has a program.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 def pin_path(root: Path, target: AttachPoint, hook: Hook) -> Path:
-    """Return where the link of a target is pinned."""
+    """Return the path at which the link of an attach point is pinned."""
     return root / "link" / link_pin(target, hook)
 
 
 def attach_link(root: Path, target: AttachPoint, number: int, hook: Hook, prog_fd: int, *, target_id: int = 0) -> None:
-    """Attach by a link and pin it, or update the one that is pinned there. Raises KernelError with the kernel's errno.
+    """Attach by a link and pin it, or update the pinned one. Raises KernelError with the kernel's errno.
 
-    `number` is the interface index or the open cgroup, `target_id` what the kernel says of a link to it (default: the same
-    number). A pinned link whose target has gone (or came back with another id) is replaced.
+    `number` is the interface index or the open cgroup, `target_id` the id that the kernel reports for a link to it (default: the
+    same number). A pinned link is replaced if its target is gone (or came back with another id).
     """
     path = pin_path(root, target, hook)
     if path.exists():
@@ -44,7 +44,7 @@ def attach_link(root: Path, target: AttachPoint, number: int, hook: Hook, prog_f
 
 
 def _update_pinned(path: Path, target_id: int, prog_fd: int) -> bool:
-    """Return False when the pinned link is of no use any more."""
+    """Return False if the pinned link can no longer be used."""
     fd = bpffs.open_pin(path)
     try:
         with kernel_errors("replace the program", f"link {path.name}"):
@@ -73,7 +73,7 @@ def _is_of_device(pin: str) -> bool:
 
 
 def _target_id(path: Path) -> int:
-    """Return what a pinned link is attached to, 0 if that is gone."""
+    """Return the id of the target of a pinned link, 0 if it is gone."""
     fd = bpffs.open_pin(path)
     try:
         with kernel_errors("read information", f"link {path.name}"):
@@ -97,7 +97,7 @@ def linked_program(root: Path, target: AttachPoint, hook: Hook) -> int:
 
 
 def link_fault(root: Path, target: AttachPoint, hook: Hook, target_id: int, prog_id: int) -> str:
-    """Return why a pinned link does not run this program on this target; '' when it does. Raises KernelError."""
+    """Return why a pinned link does not run this program on this target; '' if it does. Raises KernelError."""
     path = pin_path(root, target, hook)
     if not path.exists():
         return "the pin of its link was removed"
@@ -115,7 +115,7 @@ def link_fault(root: Path, target: AttachPoint, hook: Hook, target_id: int, prog
 
 
 def detach_link(root: Path, target: AttachPoint, hook: Hook) -> bool:
-    """Detach at once and take the pin away; return whether there was one."""
+    """Detach at once and remove the pin; return whether there was one."""
     path = pin_path(root, target, hook)
     if not path.exists():
         return False
@@ -124,7 +124,7 @@ def detach_link(root: Path, target: AttachPoint, hook: Hook) -> bool:
         with kernel_errors("detach", f"link {path.name}"):
             bpf_link.link_detach(fd)
     except KernelError as error:
-        if error.errno not in (errno.ENOLINK, errno.EINVAL, errno.ENODEV):  # the device went before us
+        if error.errno not in (errno.ENOLINK, errno.EINVAL, errno.ENODEV):  # the device was removed before
             raise
     finally:
         os.close(fd)

@@ -1,7 +1,7 @@
-"""Programs into the kernel, one *generation* at a time.
+"""Loads programs into the kernel, one *generation* at a time.
 
 A generation is the programs of one artifact and one settings record, of the contexts (bpf/hooks.py) that are in use; those of
-another context may come later. It has maps of its own that nothing else may see mixed: `lb_config` (frozen, folded into the
+another context may come later. It has maps of its own, which no other generation uses: `lb_config` (frozen, folded into the
 instructions) and the two tail call arrays. An entry program reaches only tail calls of its own generation, so old and new may
 run side by side while the links are being updated one by one. Tables with flows and services are shared by all generations
 and belong to maps/kernel_maps.py.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 MIN_KERNEL = (5, 15)
 PRIORITY_STEP = (
-    2  # added to the nice value of the threads that wait for the verifier: little, or a busy node starves them
+    2  # added to the nice value of the threads that wait for the verifier: small, or a busy node starves them
 )
 LOG_LINES = 12  # of the verifier's log in the error; the rest is in the file
 
@@ -49,7 +49,7 @@ _CALL_NAME = re.compile(r"call_(\w+?)_(\d+)_\w+")
 
 @dataclass
 class Generation:
-    """Loaded programs by name and the maps of their own; `close` gives all descriptors back."""
+    """Loaded programs by name, and their own maps; `close` closes all descriptors."""
 
     programs: dict[str, int] = field(default_factory=dict)
     maps: dict[str, int] = field(default_factory=dict)
@@ -94,9 +94,10 @@ def load_generation(
 
 
 def lacking(artifact: Artifact, contexts: Collection[str], made: Generation) -> dict[str, Program]:
-    """Return what a generation lacks of the contexts' programs, and of those the agent runs.
+    """Return the programs of the contexts, and those the agent runs, that a generation lacks.
 
-    A context is there with its entry programs: they are pinned after their tail calls are in the array, which holds these.
+    A context is complete if its entry programs are there: they are pinned after their tail calls are in the array, which holds
+    these.
     """
     absent = {name: program for name, program in artifact.programs.items() if name not in made.programs}
     wanted = {program.context for name, program in absent.items() if not is_tail_called(name)} & set(contexts)
@@ -108,7 +109,7 @@ def lacking(artifact: Artifact, contexts: Collection[str], made: Generation) -> 
 def add_programs(
     made: Generation, programs: Mapping[str, Program], shared_maps: Mapping[str, int], config: bytes, *, log_dir: Path | None
 ) -> None:  # fmt: skip
-    """Load programs into a generation, whose settings are `config`; on an error it is as before.
+    """Load programs into a generation, whose settings are `config`; an error leaves it unchanged.
 
     The tail call arrays are filled before this returns, so an entry program can be attached at once.
     Raises VerifierError (last lines, path of the whole log), KernelError, CompileError (two programs in one slot).
@@ -123,7 +124,7 @@ def add_programs(
 
     try:
         largest_first = sorted(programs.values(), key=lambda program: -len(program.insns))
-        with ThreadPoolExecutor(os.cpu_count(), "verifier", lower_priority) as pool:  # the kernel verifies side by side
+        with ThreadPoolExecutor(os.cpu_count(), "verifier", lower_priority) as pool:  # the kernel verifies in parallel
             list(pool.map(load, largest_first))
         for (calls, slot), name in call_slots(programs).items():
             key, value = slot.to_bytes(4, "little"), loaded[name].to_bytes(4, "little")
@@ -137,14 +138,14 @@ def add_programs(
 
 
 def lower_priority() -> None:
-    """Let the thread that plans have its processor: a first start has 100,000 backends to plan meanwhile."""
+    """Leave the processor to the planning thread: at a first start it plans 100,000 backends meanwhile."""
     with contextlib.suppress(OSError):
         me = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, me, os.getpriority(os.PRIO_PROCESS, me) + PRIORITY_STEP)
 
 
 def with_old_maps(fds: Mapping[str, int]) -> dict[str, int]:
-    """Return the descriptors with OLD_MAPS: unless they are among `fds`, the maps themselves."""
+    """Return the descriptors with OLD_MAPS; those missing in `fds` are the maps themselves."""
     return {**{alias: fds[name] for alias, name in OLD_MAPS.items() if name in fds}, **fds}
 
 
@@ -171,7 +172,7 @@ def generation_maps(config: bytes) -> Iterator[dict[str, int]]:
 
 
 def is_tail_called(name: str) -> bool:
-    """Say whether a program of this name belongs into a tail call slot, which holds it: it gets no pin."""
+    """Return whether a program of this name belongs into a tail call slot, which holds it: it gets no pin."""
     return _CALL_NAME.fullmatch(name) is not None
 
 
@@ -192,19 +193,19 @@ def call_slots(programs: Mapping[str, Program]) -> dict[tuple[str, int], str]:
 
 
 def load_program(program: Program, map_fds: Mapping[str, int], log_dir: Path | None = None) -> int:
-    """Load one program; return its descriptor. The verifier's log is made only for one that was refused."""
+    """Load one program; return its descriptor. The verifier writes its log only for a rejected one."""
     insns, kind = program.relocated(map_fds), CONTEXTS[program.context].prog_type
     if kind == bpf_prog.ProgType.CGROUP_SOCK_ADDR and not features.has_set_retval():
-        insns = take_out_calls(insns, SET_RETVAL)  # before Linux 5.18: what is refused fails with EPERM
+        insns = take_out_calls(insns, SET_RETVAL)  # before Linux 5.18: a rejected call fails with EPERM
     attach_type = load_attach_type(program.context, program.name)
     result = bpf_prog.prog_load(kind, insns, program.name, expected_attach_type=attach_type)
     if result.fd >= 0:
         return result.fd
     again = bpf_prog.prog_load(kind, insns, program.name, expected_attach_type=attach_type, log_level=bpf_prog.LOG_TEXT)
     if again.fd >= 0:
-        return again.fd  # memory or a signal; the second try is as good
+        return again.fd  # memory or a signal: the second attempt may succeed
     if not again.log:
-        raise kernel_error("load", result.errno, f"program {program.name}", "`lbagent doctor` tells more")
+        raise kernel_error("load", result.errno, f"program {program.name}", "`lbagent doctor` shows more")
     raise VerifierError(_verifier_text(program.name, again.log, log_dir))
 
 

@@ -1,7 +1,7 @@
-"""Does another agent already balance at this device? Two of them would translate one packet twice, whichever hooks they sit on.
+"""Detects another agent that already balances at this device. Two of them would translate one packet twice, on whichever hooks.
 
-A clsact filter (before Linux 6.6) outlives the pins of its agent, and the next agent at the device takes its place. So it is
-another agent's only while the maps of that agent are pinned.
+A clsact filter (before Linux 6.6) outlives the pins of its agent, and the next agent at the device takes its place. So a filter
+is another agent's only while the maps of that agent are pinned.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from lbagent.bpf.load.devices import Device
     from lbagent.iproute import IPRoute
 
-_TELLTALE = "lb_filter"  # a map of every entry program; another one than ours is another agent's
+_TELLTALE = "lb_filter"  # a map of every entry program; if it is not ours, the program is another agent's
 
 
 def require_no_other_agent(root: Path, netlink: IPRoute, device: Device, prog_fd: int) -> None:
-    """Raise Conflict when programs of an agent with other pins than those under `root` run on the device.
+    """Raise Conflict if programs of an agent with other pins than those under `root` run on the device.
 
-    `prog_fd` is a program of ours. Programs in links that are pinned under `root` are ours as well, whatever maps they have.
+    `prog_fd` is a program of ours. Programs in links that are pinned under `root` are ours, too, whatever maps they have.
     """
     target = AttachPoint(AttachPointKind.DEVICE, device.name)
     ours = {linked_program(root, target, hook) for hook in HOOKS}
@@ -46,7 +46,7 @@ def require_no_other_agent(root: Path, netlink: IPRoute, device: Device, prog_fd
 
 
 def is_pinned_elsewhere(root: Path, ident: int) -> bool:
-    """Say whether the maps of a program of lbagent are pinned, and in another folder than `root`: it is another agent's."""
+    """Return whether the maps of a program of lbagent are pinned in another folder than `root`: then it is another agent's."""
     wanted = {each for each in _map_ids(ident) if _map_name(each) == _TELLTALE}
     if not wanted:
         return False
@@ -75,7 +75,7 @@ def _programs_in_links(device: Device) -> list[int]:
             try:
                 found += bpf_link.attached_programs(device.ifindex, hook.attach_type)
             except OSError:
-                continue  # the device went
+                continue  # the device is gone
     return found
 
 

@@ -1,7 +1,7 @@
-"""Settings the programs are compiled against at load time: the one record of lb_config, frozen before the programs load.
+"""Settings of the programs, fixed at load time: the one record of lb_config, frozen before the programs load.
 
 The verifier folds every field into the instructions, so a change of settings is a new record and reloaded programs.
-Time-outs are given in seconds and handed over in ticks of 2^jiffies_shift jiffies, about a second each.
+Time-outs are configured in seconds and stored in ticks of 2^jiffies_shift jiffies, about a second each.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from msgspec import Struct
 from lbagent.maps.flow_layout import FLOW_LAYOUT
 from lbagent.maps.layout import HOST_ORDER, LB_CONFIG, ConfigFlag
 from lbagent.maps.specs import Sizes, counter_stripe_bytes, counter_stripes
-from lbagent.model.further_sources import MAX_FURTHER, FurtherSources, further_stride
+from lbagent.model.extra_snat_sources import MAX_EXTRA_SNAT, ExtraSnatSources, extra_snat_stride
 
 _NEW_FLOWS = {"any": 0, "syn": ConfigFlag.NEW_FLOWS_SYN}
 
 
-class Settings(Struct, frozen=True, kw_only=True, gc=False):
-    """What an operator can tell the programs. Defaults: docs/operations.md. `*_s` are seconds."""
+class ProgramSettings(Struct, frozen=True, kw_only=True, gc=False):
+    """The operator's settings for the programs. Defaults: docs/operations.md. `*_s` are seconds."""
 
     snat_port_min: int = 1024
     snat_port_max: int = 29999
     reject_rate: int = 1000  # answers a second and CPU
     external_clusterip: bool = True
-    strict_source: bool = False  # replies of remote backends only by the device of their route
-    new_flows: str = "any"  # which packets begin one: any, "syn": of TCP a SYN only
+    strict_source: bool = False  # accept replies of remote backends only from the device of their route
+    new_flows: str = "any"  # which packets begin a flow: any, or "syn": for TCP a SYN only
     timeout_new_s: int = 60  # SYN seen, or UDP without a reply
     timeout_tcp_s: int = 8000  # longer than two hours, TCP's default keepalive time
     timeout_udp_s: int = 120
     timeout_closing_s: int = 20
-    further: FurtherSources = FurtherSources()
+    extra_snat: ExtraSnatSources = ExtraSnatSources()
     announce: bool = False  # ARP requests and neighbor solicitations for the addresses in lb_vip are answered
-    pools_alone: bool = False  # the agent serves native pools and nothing else: one of a cluster may be beside it
+    pools_alone: bool = False  # the agent serves native pools only: the agent of a cluster may run beside it
     netns_cookie: int = 0  # of the network namespace whose sockets are balanced; 0: socket programs are not loaded
 
     def flags(self) -> int:
@@ -47,7 +47,7 @@ class Settings(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Seeds(Struct, frozen=True, gc=False):
-    """Keys of the flow table's hash. They stay for the life of the maps: another seed would lose every flow."""
+    """Keys of the flow table's hash. They stay for the life of the maps: a new seed would lose every flow."""
 
     seed0: int
     seed1: int
@@ -60,35 +60,35 @@ class Seeds(Struct, frozen=True, gc=False):
     @classmethod
     def from_record(cls, record: bytes) -> Seeds | None:
         """Read them from a pinned record; None if it was never written."""
-        found = cls(*struct.unpack_from("<QQ", record))  # the first two fields, whatever a later version appends
+        found = cls(*struct.unpack_from("<QQ", record))  # the first two fields in all versions
         return found if found.seed0 or found.seed1 else None
 
 
-_WORDS4 = [f"further4_{n}" for n in range(1, MAX_FURTHER + 1)]
-_WORDS6 = [f"further6_{n}_{part}" for n in range(1, MAX_FURTHER + 1) for part in ("first", "second")]
+_WORDS4 = [f"extra_snat4_{n}" for n in range(1, MAX_EXTRA_SNAT + 1)]
+_WORDS6 = [f"extra_snat6_{n}_{part}" for n in range(1, MAX_EXTRA_SNAT + 1) for part in ("first", "second")]
 
 
-def further_words(further: FurtherSources, sizes: Sizes) -> dict[str, int]:
-    """Return the fields of lb_config that say which further source addresses there are."""
+def extra_snat_words(extra_snat: ExtraSnatSources, sizes: Sizes) -> dict[str, int]:
+    """Return the fields of lb_config that hold the extra SNAT addresses."""
     out = dict.fromkeys((*_WORDS4, *_WORDS6), 0)
-    for number, address in further.of_width(4):
-        out[f"further4_{number}"] = int.from_bytes(address, HOST_ORDER)
-    for number, address in further.of_width(16):
-        out[f"further6_{number}_first"] = int.from_bytes(address[:8], HOST_ORDER)
-        out[f"further6_{number}_second"] = int.from_bytes(address[8:], HOST_ORDER)
-    return out | {"further_stride": further_stride(sizes.backends) if further.addresses() else 0}
+    for number, address in extra_snat.of_width(4):
+        out[f"extra_snat4_{number}"] = int.from_bytes(address, HOST_ORDER)
+    for number, address in extra_snat.of_width(16):
+        out[f"extra_snat6_{number}_first"] = int.from_bytes(address[:8], HOST_ORDER)
+        out[f"extra_snat6_{number}_second"] = int.from_bytes(address[8:], HOST_ORDER)
+    return out | {"extra_snat_stride": extra_snat_stride(sizes.backends) if extra_snat.addresses() else 0}
 
 
-def further_of(record: bytes) -> FurtherSources:
-    """Read the further source addresses from a pinned record, which may be that of a version without them."""
-    if len(record) < LB_CONFIG.offsets()[f"further6_{MAX_FURTHER}_second"] + 8:
-        return FurtherSources()
-    whole = record[: LB_CONFIG.size].ljust(LB_CONFIG.size, b"\0")  # what a later version appended
+def extra_snat_of(record: bytes) -> ExtraSnatSources:
+    """Read the extra SNAT addresses from a pinned record, which a version without them may have written."""
+    if len(record) < LB_CONFIG.offsets()[f"extra_snat6_{MAX_EXTRA_SNAT}_second"] + 8:
+        return ExtraSnatSources()
+    whole = record[: LB_CONFIG.size].ljust(LB_CONFIG.size, b"\0")  # appended by a later version
     words = dict(zip((name for name, _ in LB_CONFIG.fields), LB_CONFIG.unpack(whole), strict=True))
     four = [int(words[name]).to_bytes(8, HOST_ORDER)[:4] for name in _WORDS4]
     halves = [int(words[name]).to_bytes(8, HOST_ORDER) for name in _WORDS6]
     six = [first + second for first, second in zip(halves[::2], halves[1::2], strict=True)]
-    return FurtherSources(*(tuple(address if any(address) else b"" for address in found) for found in (four, six)))
+    return ExtraSnatSources(*(tuple(address if any(address) else b"" for address in found) for found in (four, six)))
 
 
 def tick_shift(hz: int) -> int:
@@ -96,10 +96,10 @@ def tick_shift(hz: int) -> int:
     return min(range(14), key=lambda shift: abs((1 << shift) / hz - 1))
 
 
-def pack_config(settings: Settings, sizes: Sizes, seeds: Seeds, hz: int, old: Sizes | None = None) -> bytes:
+def pack_config(settings: ProgramSettings, sizes: Sizes, seeds: Seeds, hz: int, old: Sizes | None = None) -> bytes:
     """Return the lb_config record. Masks count buckets' entries, slots and backends, all powers of two.
 
-    `old` are the sizes of the maps that flows are being moved from; a table of the same size is not moved.
+    `old` are the sizes of the maps from which flows are being moved; a table of the same size is not moved.
     """
     shift = tick_shift(hz)
 
@@ -120,7 +120,7 @@ def pack_config(settings: Settings, sizes: Sizes, seeds: Seeds, hz: int, old: Si
         "counter_stripes": counter_stripes(sizes), "counter_stripe_bytes": counter_stripe_bytes(sizes),
         "hz": hz, **timeouts, "timeout_longest": max(timeouts.values()),
         **{f"{name}_old_mask": _old_mask(sizes, old, name) for name in ("flow4", "flow6", "snat4", "snat6")},
-        **further_words(settings.further, sizes), "netns_cookie": settings.netns_cookie, "flow_layout": FLOW_LAYOUT,
+        **extra_snat_words(settings.extra_snat, sizes), "netns_cookie": settings.netns_cookie, "flow_layout": FLOW_LAYOUT,
     }  # fmt: skip
     return LB_CONFIG.pack(*(values[name] for name, _ in LB_CONFIG.fields))
 

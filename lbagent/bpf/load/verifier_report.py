@@ -1,4 +1,4 @@
-"""Show every program of an artifact to this kernel's verifier, with fresh small maps that vanish afterwards."""
+"""Loads every program of an artifact once, with small temporary maps, and reports the verifier's figures."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def temporary_maps(sizes: Sizes = SMALL_SIZES) -> Iterator[dict[str, int]]:
 def check_programs(artifact: Artifact, sizes: Sizes = SMALL_SIZES) -> int:
     """Load all programs and print a line for each: instructions, those the verifier walked, stack, milliseconds.
 
-    Goes on after one that is refused; returns 1 if there was any. Raises Unsupported on a kernel before 5.15.
+    Continues after a rejected one; returns 1 if there was any. Raises Unsupported on a kernel before 5.15.
     """
     require_kernel()
     config = program_settings.pack_config(
-        program_settings.Settings(netns_cookie=1), sizes, program_settings.Seeds.fresh(), jiffies.hz()
+        program_settings.ProgramSettings(netns_cookie=1), sizes, program_settings.Seeds.fresh(), jiffies.hz()
     )
     refused = 0
     with temporary_maps(sizes) as shared, generation_maps(config) as own:

@@ -1,8 +1,8 @@
 """Which devices take the frames that XDP programs send. Pure.
 
-From Linux 6.3 on each driver says so (NDO_XMIT of its XDP features), and the kernel refuses what a driver does not offer. Before,
-the kind of the device has to tell. Frames for the others go by tc (docs/datapath.md, "Next hops").
-Source: `__xdp_enqueue` of kernel/bpf/devmap.c, `veth_set_xdp_features` (behaviour).
+From Linux 6.3 on each driver reports this (NDO_XMIT of its XDP features), and the kernel rejects what a driver does not offer.
+Before, the kind of the device decides. Frames for the others go by tc (docs/datapath.md, "Next hops"). Source: `__xdp_enqueue` of
+kernel/bpf/devmap.c, `veth_set_xdp_features` (behaviour).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ GRO_ADVICE = "`ethtool -K PEER gro on` at its other end"
 
 
 class Refusal(NamedTuple):
-    """Why a device takes no frames from XDP, and what changes that ('': nothing)."""
+    """Why a device takes no frames from XDP, and the remedy ('': none)."""
 
     reason: str
     remedy: str = ""
 
 
 def refusal(kind: str, features: XdpFeature | None, *, runs: bool = False, alone: bool = False) -> Refusal | None:
-    """Return why a device of a kind ('' = NIC) does not take frames from XDP; None when it does. `features` None: not known.
+    """Return why a device of a kind ('' = NIC) does not take frames from XDP; None if it does. `features` None: not known.
 
-    `runs`: our XDP program is on it: a veth that an operator chose for that has another end that polls, a pod's seldom has.
-    `alone`: and on no other, so that it can only send frames back the way they came; every NIC that runs programs does that
-    (XDP_TX).
+    `runs`: our XDP program runs on it. The other end of a veth that an operator chose for that polls; a pod's seldom does.
+    `alone`: and on no other device, so that it only sends frames back where they came from; every NIC that runs programs can do
+    that (XDP_TX).
     """
     if features is None:
         is_refused = kind in REFUSING_KINDS or (kind == "veth" and not runs)

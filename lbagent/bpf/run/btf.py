@@ -1,4 +1,4 @@
-"""Where members of the kernel's own structs lie, from its BTF (/sys/kernel/btf/vmlinux). Without BTF nothing is known.
+"""Offsets of members of the kernel's structs, from its BTF (/sys/kernel/btf/vmlinux). Without BTF there are none.
 
 Source: Documentation/bpf/btf.rst.
 """
@@ -21,7 +21,7 @@ class Btf:
     """The type information of one kernel."""
 
     def __init__(self, data: bytes) -> None:
-        """Raises ValueError for what is no BTF."""
+        """Raises ValueError for data that is no BTF."""
         if len(data) < _HEADER.size:
             raise ValueError("too short for BTF")
         magic, _, _, header, type_off, type_len, str_off, str_len = _HEADER.unpack_from(data)
@@ -31,7 +31,7 @@ class Btf:
         self._names = data[header + str_off : header + str_off + str_len]
 
     def offset(self, struct_name: str, member: str) -> int | None:
-        """Return the offset of a member in bytes; None when there is no such struct or member."""
+        """Return the offset of a member in bytes; None if there is no such struct or member."""
         name, wanted = self._name(struct_name), self._name(member)
         if not name or not wanted:
             return None
@@ -42,7 +42,7 @@ class Btf:
         return None
 
     def _name(self, text: str) -> int:
-        """Return where a name is in the string section; 0: nowhere."""
+        """Return the offset of a name in the string section; 0: not there."""
         at = self._names.find(b"\0" + text.encode() + b"\0")
         return at + 1 if at >= 0 else 0
 
@@ -64,7 +64,7 @@ class Btf:
 
 @cache
 def kernel_offsets(*members: tuple[str, str]) -> tuple[int, ...] | None:
-    """Return the offsets of (struct, member) pairs in this kernel; None if it has no BTF or one of them is not in it."""
+    """Return the offsets of (struct, member) pairs in this kernel; None if it has no BTF or lacks one of them."""
     try:
         btf = Btf(VMLINUX.read_bytes())
     except (OSError, ValueError):

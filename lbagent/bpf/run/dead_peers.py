@@ -1,8 +1,8 @@
-"""Ends connected UDP sockets whose backend went away: nothing would tell their processes, a resolver among them, to connect anew.
+"""Ends connected UDP sockets whose backend is gone: their processes, such as a resolver, get no other sign to connect again.
 
-Socket programs keep the backend of each UDP socket under its cookie (lb{4,6}_sock); a TCP connection hears of its backend's end
-itself, and an unconnected socket gets another backend with its next datagram. A backend that lives and has left the frontend of a
-socket counts as gone for it: what was kept of an unconnected socket is deleted then.
+Socket programs keep the backend of each UDP socket under its cookie (lb{4,6}_sock); TCP detects the end of its backend itself,
+and an unconnected socket gets another backend with its next datagram. For a socket, a live backend that has left the socket's
+frontend counts as gone: the stored choice of an unconnected socket is then deleted.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.family import Family
 
 log = logging.getLogger(__name__)
-PAUSE_S = 0.5  # at least, between two looks: changes of Services come in crowds
+PAUSE_S = 0.5  # minimum between two scans: changes of Services come in bursts
 
 
 class DeadPeers:
-    """Looks after each change of the maps. `ended` counts the sockets that were ended."""
+    """Scans after each change of the maps. `ended` counts the sockets that were ended."""
 
     def __init__(
         self, maps: LBMaps, is_former: Callable[[L3n4Addr, int], bool] = lambda _frontend, _backend: False
     ) -> None:
         """`is_former` returns whether the backend with this id has left a frontend of UDP. Nothing is read yet."""
         self._maps, self._is_former = maps, is_former
-        self._seen: set[tuple[Family, int, int, int]] = set()  # unconnected or closed, as was found before
+        self._seen: set[tuple[Family, int, int, int]] = set()  # unconnected or closed, according to an earlier scan
         self.ended = 0
 
     async def run(self, changed_from: Callable[[int], Awaitable[int]]) -> None:
-        """Look for ever; `changed_from` returns the generation in the maps as soon as it is another one than that given."""
+        """Scan without end; `changed_from` returns the generation in the maps as soon as it differs from the given one."""
         generation = -1
         while True:
             generation = await changed_from(generation)
-            for _ in range(2):  # a socket may have been given its backend in the moment of the change
+            for _ in range(2):  # a socket may have got its backend at the moment of the change
                 try:
-                    await asyncio.to_thread(self.look)
+                    await asyncio.to_thread(self.scan)
                 except (LbError, OSError) as error:
                     log.warning("sockets of backends that are gone were not ended", extra={"error": str(error)})
                 await asyncio.sleep(PAUSE_S)
 
-    def look(self) -> int:
-        """End what is to be ended now, in the network namespace of the calling thread; return how many. Raises OSError."""
+    def scan(self) -> int:
+        """End sockets whose backend is gone, in the network namespace of this thread; return how many. Raises OSError."""
         dead = {entry for family in Family for entry in self._dead(family)}
         self._seen &= dead
         fresh = {cookie for _, cookie, _, _ in dead - self._seen}

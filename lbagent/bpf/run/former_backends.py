@@ -1,11 +1,11 @@
-"""Backends that left a frontend while others keep them: flows of UDP through that frontend choose again.
+"""Handles backends that left a frontend while others keep them: UDP flows through that frontend select again.
 
-A backend that no frontend names any more loses its flows by its path record. One that another frontend still names is alive, and
-the fast path does not compare it with the frontend. So the sweeper takes it from the flows of the frontends that it has left: for
-one sweep their pairs of service id and backend id are in lb_former_backend. TCP connections stay: they end with their backend.
+A backend without any frontend loses its flows by its path record. One that still has a frontend is alive, and the fast path does
+not check whether it is that of the flow. So the sweeper removes it from the flows of the frontends that it has left: for one
+sweep, lb_former_backend has their pairs of service id and backend id. TCP connections stay: they end with their backend.
 
-Nothing here has to survive the agent: after a start, and whenever it is not known what left, the agent reads which pairs the flows
-have and compares them with the State (`unknown`).
+None of this state has to survive the agent: after a start, and whenever it is unknown which backends left, the agent reads the
+pairs of the flows and compares them with the State (`unknown`).
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ _GENERATION_TURNED = BACKEND_GENERATION_TURNED << SPILL_VALUE.fields["backend_ge
 
 
 async def _nothing() -> None:
-    """Stand for `look` until there is one."""
+    """The value of `resolve_unknown` until there is one."""
 
 
 class FormerBackends:
     """Owner of lb_former_backend. Use it inside the event loop."""
 
     def __init__(self, maps: LBMaps) -> None:
-        """Nothing is known of flows that are there already."""
+        """Begin with unknown pairs: flows may exist already."""
         self.waiting: set[Pair] = set()  # for a sweep
-        self.unknown = True  # flows may have backends that left while no agent noted it
-        self.arrived = asyncio.Event()  # a sweep has something to do
-        self.look: Callable[[], Awaitable[None]] = _nothing  # finds out what is unknown, once the State is whole
+        self.unknown = True  # flows may have backends that left without a record of it
+        self.arrived = asyncio.Event()  # a sweep has work to do
+        self.resolve_unknown: Callable[[], Awaitable[None]] = _nothing  # reads the flows, once the State is complete
         self._maps = maps
-        self._swept: tuple[Pair, ...] = ()  # what the sweep under way was given
+        self._swept: tuple[Pair, ...] = ()  # the pairs of the running sweep
 
     def add(self, pairs: Iterable[Pair]) -> None:
-        """Take note of backends that left a frontend, once the maps have it so."""
+        """Record backends that left a frontend, after the change of the maps."""
         self.waiting.update(pairs)
         if self.waiting:
             self.arrived.set()
 
     def forget_what_left(self) -> None:
-        """Take note that the maps changed in a way that is not known: the flows themselves are read."""
+        """Record that the maps changed in an unknown way: the next sweep reads the flows."""
         self.unknown = True
         self.arrived.set()
 
     def remove(self, pairs: Collection[Pair]) -> None:
-        """Take note of backends that a frontend gets, before it has them. Raises KernelError."""
+        """Record backends that a frontend gets, before it has them. Raises KernelError."""
         self.waiting.difference_update(pairs)
         back = [pair for pair in self._swept if pair in pairs]
         if back:
             self._maps.delete_many(MAP, [_key(pair) for pair in back])
 
     def begin_sweep(self) -> bool:
-        """Give the sweeper what it has to look for; return whether that is anything. Raises KernelError.
+        """Write the pairs for the sweeper; return whether there are any. Raises KernelError.
 
-        More than the map holds waits for the next sweep.
+        Pairs that exceed the map wait for the next sweep.
         """
         self.arrived.clear()
         self._clear()
@@ -71,9 +71,9 @@ class FormerBackends:
         return bool(self._swept)
 
     def end_sweep(self) -> None:
-        """Take the backends from flows of the spill map too, and note what is done. Raises KernelError.
+        """Remove the backends from flows of the spill map, too, and record the pairs as done. Raises KernelError.
 
-        A flow may have changed in the very moment, so what was found is looked for once more.
+        A flow may have changed at the same moment, so pairs that were found are searched once more.
         """
         if not self._swept:
             return
@@ -93,7 +93,7 @@ class FormerBackends:
         self._swept = ()
 
     def _take_from_spilled(self, family: Family, pairs: Collection[Pair]) -> set[Pair]:
-        """Take the backend from flows that lie in the spill map; return whose."""
+        """Remove the backend from flows of the spill map; return the pairs."""
         rows, found = [], set()
         for flow, key, value in spilled_rows(self._maps, family):
             pair = flow.service, flow.backend
@@ -110,7 +110,7 @@ class FormerBackends:
         return found
 
     def _is_served(self, family: Family, ident: int, generation: int) -> bool:
-        """Return whether a flow has its backend still."""
+        """Return whether a flow still has its backend."""
         size = PATH[family].size
         with self._maps.window(family_map(family, "path"), ident * size, size) as view:
             record = backend_codec.path_of(bytes(view))

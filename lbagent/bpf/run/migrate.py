@@ -1,4 +1,4 @@
-"""Drives migrate4 and migrate6: flows and SNAT slots go to maps of another size (docs/datapath.md, "Resizing")."""
+"""Runs migrate4 and migrate6, which move flows and SNAT slots to maps of another size (docs/datapath.md, "Resizing")."""
 
 from __future__ import annotations
 
@@ -23,13 +23,11 @@ if TYPE_CHECKING:
     from lbagent.bpf.compiler.artifact import Artifact
 
 POSITIONS_PER_RUN = 1 << 17  # positions a call
-MAX_PASSES = (
-    8  # a flow that changes while it is moved is tried again; changing eight times in a row is practically impossible
-)
+MAX_PASSES = 8  # a flow that changes while it is moved is retried; eight changes in a row practically never happen
 
 
 class MigrationResult(Struct):
-    """What became of one family's flows. `lost` found no room; `again` are left where they were."""
+    """The result for one family's flows. `lost` found no room; `again` stayed where they were."""
 
     flows: int = 0
     spilled: int = 0
@@ -45,9 +43,9 @@ def resized_flow_maps(old: Sizes, new: Sizes) -> list[str]:
 def migrate_flows(
     programs: Mapping[str, int], old: Sizes, new: Sizes, *, dry: bool = False
 ) -> dict[Family, MigrationResult]:
-    """Move everything, by programs loaded for `old` -> `new`; return the outcome by family.
+    """Move all flows, by programs loaded for `old` -> `new`; return the result by family.
 
-    May be run again, also after a crash. `dry`: the old maps stay as they are. Blocks some 100 ns a position.
+    May be repeated, also after a crash. `dry`: the old maps stay unchanged. Blocks for some 100 ns per position.
     """
     out = {}
     for family in Family:
@@ -66,7 +64,7 @@ def migrate_flows(
         if slots != slots_after:
             rest = MigrationResult()
             _pass(fd, MigrateWhat.SNAT_SLOTS, slots, rest, dry)
-            done.lost = max(done.lost, rest.lost)  # the slot of a flow that was lost is met again
+            done.lost = max(done.lost, rest.lost)  # the slot of a lost flow is found again
         if flows != flows_after:
             _pass(fd, MigrateWhat.STAMPS, max(flows, flows_after) // FLOW_WAYS, done, dry)
     return out
@@ -80,7 +78,7 @@ def _pass(fd: int, what: MigrateWhat, count: int, done: MigrationResult, dry: bo
             out = bpf_prog.prog_test_run(fd, data, repeat=length)  # a run does at least one position
         _, left, _, _, flows, spilled, lost, again = map(int, LB_MIGRATE.unpack(out.data[: LB_MIGRATE.size]))
         if left:
-            raise LbError(f"the mover stopped {left} positions early; flows go on where they are")
+            raise LbError(f"the mover stopped {left} positions early; flows continue where they are")
         done.flows += flows
         done.spilled += spilled
         done.lost += lost
@@ -90,7 +88,7 @@ def _pass(fd: int, what: MigrateWhat, count: int, done: MigrationResult, dry: bo
 def try_migration(
     artifact: Artifact, config: bytes, maps: Mapping[str, int], old: Sizes, new: Sizes
 ) -> dict[Family, MigrationResult]:
-    """Move into maps that are thrown away: what would find no room? `maps` are those in use, `config` is for `old` -> `new`."""
+    """Move into temporary maps; return what would find no room. `maps` are those in use, `config` is for `old` -> `new`."""
     specs = map_specs(new)
     with ExitStack() as stack:
         fds = {**maps, **stack.enter_context(generation_maps(config))}

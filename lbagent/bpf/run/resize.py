@@ -1,6 +1,6 @@
-"""Pinned maps to other sizes, with every live flow, while packets go on: at start, and at SIGHUP for flow tables and SNAT slots.
+"""Changes the sizes of pinned maps with all live flows, under traffic: at start, and at SIGHUP for flow tables and SNAT slots.
 
-This module decides what fits and says what became of it; size_change.py makes the change, and finishes one a crash interrupted.
+This module decides what fits and reports the outcome; size_change.py makes the change, and finishes one that a crash interrupted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from lbagent.bpf.compiler.artifact import Artifact
 from lbagent.bpf.load import generation
 from lbagent.bpf.load import program_settings as records
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.run.migrate import MigrationResult, try_migration
 from lbagent.bpf.run.size_change import MOVED, MOVING, STAGE, ResizeOutcome, SizeChange, drop_stage, exchange_pins
 from lbagent.errors import ConfigError, LbError, NotFound
@@ -29,15 +29,17 @@ from lbagent.model.family import Family
 
 log = logging.getLogger(__name__)
 FIELDS = {"lb4_flow": "flow4", "lb6_flow": "flow6", "lb4_snat": "snat4", "lb6_snat": "snat6"}
-SIZES = "map sizes"  # of which a problem is that no map's alone is
-SPILL_SHARE = 4  # a smaller flow table may push as many flows into a quarter of the spill map (two rows a flow)
+SIZES = "map sizes"  # key of a problem that concerns more than one map
+SPILL_SHARE = 4  # a smaller flow table may move so many flows to a quarter of the spill map (two rows a flow)
 
 
-def resize_at_start(bpffs: str, wanted: Sizes, artifact: Callable[[], Artifact], settings: Settings) -> ResizeOutcome:
-    """Bring pinned maps of other sizes to `wanted` before they are opened; finish first what was broken off.
+def resize_at_start(
+    bpffs: str, wanted: Sizes, artifact: Callable[[], Artifact], settings: ProgramSettings
+) -> ResizeOutcome:
+    """Change pinned maps to the sizes `wanted` before they are opened; first finish an interrupted change.
 
-    What cannot be done leaves the old sizes serving and is a problem of the outcome. Sizes that cannot be changed in place
-    (the Maglev tables') are left for KernelMaps.open to refuse. Raises LbError where a broken-off change cannot be finished.
+    If a change is not possible, the old sizes continue to serve, and the outcome has a problem. Sizes that cannot be changed in
+    place (the Maglev tables') are left for KernelMaps.open to reject. Raises LbError if an interrupted change cannot be finished.
     """
     pins.check_flow_layout(bpffs)
     _finish(bpffs, artifact, settings)
@@ -53,8 +55,10 @@ def resize_at_start(bpffs: str, wanted: Sizes, artifact: Callable[[], Artifact],
     return outcome
 
 
-def resize(maps: KernelMaps, wanted: Sizes, artifact: Callable[[], Artifact], settings: Settings) -> ResizeOutcome:
-    """Bring maps that are in use to `wanted`. The caller takes over what the outcome, or ResizeStopped, holds.
+def resize(
+    maps: KernelMaps, wanted: Sizes, artifact: Callable[[], Artifact], settings: ProgramSettings
+) -> ResizeOutcome:
+    """Change maps in use to `wanted`. The caller owns what the outcome, or ResizeStopped, holds.
 
     Raises LbError as `resize_at_start`.
     """
@@ -68,7 +72,7 @@ def resize(maps: KernelMaps, wanted: Sizes, artifact: Callable[[], Artifact], se
         fitting, problems = _fitting(maps, wanted, built, settings)
         if fitting == maps.sizes:
             return ResizeOutcome(fitting, problems)
-        change = SizeChange.anew(maps, fitting, settings)
+        change = SizeChange.create(maps, fitting, settings)
     except LbError as error:
         log.error("the maps keep their sizes", extra={"error": str(error)})
         return ResizeOutcome(maps.sizes, {SIZES: f"the maps keep their sizes: {error}"})
@@ -90,12 +94,12 @@ def resize(maps: KernelMaps, wanted: Sizes, artifact: Callable[[], Artifact], se
 
 
 def is_unfinished(maps: KernelMaps) -> bool:
-    """Say whether a change stopped half-way: flows are in both kinds of maps, and `finish_resize` has to come first."""
+    """Return whether a change stopped half-way: flows are in old and new maps, and `finish_resize` must run first."""
     return (pins.pin_dir(maps.bpffs) / STAGE).is_dir()
 
 
-def finish_resize(maps: KernelMaps, artifact: Callable[[], Artifact], settings: Settings) -> ResizeOutcome:
-    """Go on with a change that was broken off while flows were being moved. Raises LbError; then it can be tried again."""
+def finish_resize(maps: KernelMaps, artifact: Callable[[], Artifact], settings: ProgramSettings) -> ResizeOutcome:
+    """Continue a change that was interrupted while flows were being moved. Raises LbError; then it may be repeated."""
     change = SizeChange.begun(maps, settings)
     log.warning("an interrupted change of map sizes is being finished", extra={"maps": change.names})
     try:
@@ -106,8 +110,8 @@ def finish_resize(maps: KernelMaps, artifact: Callable[[], Artifact], settings: 
     return change.run()
 
 
-def _finish(bpffs: str, artifact: Callable[[], Artifact], settings: Settings) -> None:
-    """Finish or undo what was broken off."""
+def _finish(bpffs: str, artifact: Callable[[], Artifact], settings: ProgramSettings) -> None:
+    """Finish or undo an interrupted change."""
     root = pins.pin_dir(bpffs)
     stage = root / STAGE
     if (stage / MOVED).is_dir():
@@ -123,7 +127,7 @@ def _finish(bpffs: str, artifact: Callable[[], Artifact], settings: Settings) ->
 
 
 def _check_backends(maps: KernelMaps, wanted: Sizes) -> None:
-    """Refuse before anything is made."""
+    """Check the sizes before anything is created."""
     if wanted.backends >= maps.sizes.backends:
         return
     for name in ("lb4_backend", "lb6_backend"):
@@ -136,13 +140,15 @@ def _check_backends(maps: KernelMaps, wanted: Sizes) -> None:
         )
         if highest >= wanted.backends:
             raise ConfigError(
-                f"--max-backends {wanted.backends}: id {highest} of a further source address is in use;"
+                f"--max-backends {wanted.backends}: id {highest} of an extra SNAT address is in use;"
                 " start once without --snat-address"
             )
 
 
-def _fitting(maps: KernelMaps, wanted: Sizes, artifact: Artifact, settings: Settings) -> tuple[Sizes, dict[str, str]]:
-    """Return `wanted` with the old size of each smaller table that live flows do not fit into, and a sentence for each."""
+def _fitting(
+    maps: KernelMaps, wanted: Sizes, artifact: Artifact, settings: ProgramSettings
+) -> tuple[Sizes, dict[str, str]]:
+    """Return `wanted` with the old size of each table that is too small for the live flows, and a message for each."""
     problems: dict[str, str] = {}
     seeds = generation.pinned_seeds(pins.pin_dir(maps.bpffs))
     old = maps.sizes

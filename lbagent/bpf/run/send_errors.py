@@ -1,7 +1,8 @@
-"""Counts frames that XDP programs sent and a device did not take: the kernel drops them without a word to the program.
+"""Counts frames that XDP programs sent and a device did not take: the kernel drops them without an error to the program.
 
-Small programs on the kernel's tracepoints count them by device, for the network namespace of the agent. They need the kernel's BTF
-and live as long as the agent. Source: linux/include/trace/events/xdp.h (`xdp_redirect_err`, `xdp_devmap_xmit`, `xdp_bulk_tx`).
+Small programs on the kernel's tracepoints count them by device, for the network namespace of the agent. They need the kernel's
+BTF and are loaded as long as the agent runs. Source: linux/include/trace/events/xdp.h (`xdp_redirect_err`, `xdp_devmap_xmit`,
+`xdp_bulk_tx`).
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ _MEMBERS = (("net_device", "ifindex"), ("net_device", "nd_net"), ("net", "ns"), 
 
 
 class SendErrors(NamedTuple):
-    """Frames that one device did not take since the agent started, and the kernel's last word on it."""
+    """Frames that one device did not take since the agent started, and the kernel's last error."""
 
     frames: int
     errno: int
 
     @property
     def text(self) -> str:
-        """Return the reason in words; '' when the kernel gave none (a full queue)."""
+        """Return the reason as text; '' if the kernel gave none (a full queue)."""
         return os.strerror(self.errno) if self.errno else ""
 
 
@@ -88,7 +89,7 @@ class SendErrorCounter:
         self._fds: list[int] = []
 
     def start(self) -> bool:
-        """Begin to count; say whether this kernel lets us. Reads the kernel's BTF (5 MB): call it in a thread."""
+        """Start to count; return whether this kernel allows it. Reads the kernel's BTF (5 MB): call it in a thread."""
         offsets = btf.kernel_offsets(*_MEMBERS)
         if offsets is None:
             return False
@@ -124,7 +125,7 @@ class SendErrorCounter:
         return out
 
     def close(self) -> None:
-        """Take the programs away."""
+        """Remove the programs."""
         for fd in (*self._fds, self._map):
             with contextlib.suppress(OSError):
                 if fd >= 0:
@@ -133,9 +134,9 @@ class SendErrorCounter:
 
 
 REFUSALS = frozenset({errno.EOPNOTSUPP, errno.ENXIO})  # it takes no frames; the other end of a veth does not poll
-# The stack of the programs: key of the map, a value of zeros, what was read of the kernel.
+# The stack of the programs: key of the map, a value of zeros, values read from the kernel.
 _KEY_AT, _VALUE_AT, _READ_AT = -8, -24, -32
-_CTX, _FRAMES, _POINTER = 6, 7, 8  # registers that calls leave alone
+_CTX, _FRAMES, _POINTER = 6, 7, 8  # registers that calls preserve
 _FRAME_POINTER = 10
 _NO_EXIST = 1  # BPF_NOEXIST
 _TO_END = -1  # as a jump's offset: to the last two instructions
@@ -162,7 +163,7 @@ def _program(point: _Tracepoint, offsets: tuple[int, ...], namespace: int, map_f
 
 
 def _count(map_fd: int, error: int) -> list[bytes]:
-    """Make the entry of the key if there is none, then add to it."""
+    """Create the entry of the key if there is none, then add to it."""
     map_and_key = [
         *_load_imm64(1, map_fd, PSEUDO_MAP_FD), insn(MOV64_REG, 2, _FRAME_POINTER), insn(ADD64_IMM, 2, imm=_KEY_AT)
     ]  # fmt: skip
@@ -176,7 +177,7 @@ def _count(map_fd: int, error: int) -> list[bytes]:
 
 
 def _read_kernel(offset: int, size: int) -> list[bytes]:
-    """Read `size` bytes of the kernel at the pointer + offset to the stack; zeros when that fails."""
+    """Read `size` bytes of the kernel at the pointer + offset to the stack; zeros if that fails."""
     return [
         insn(ST_U64, _FRAME_POINTER, 0, _READ_AT), insn(MOV64_REG, 3, _POINTER), insn(ADD64_IMM, 3, imm=offset),
         insn(MOV64_REG, 1, _FRAME_POINTER), insn(ADD64_IMM, 1, imm=_READ_AT),
@@ -189,7 +190,7 @@ def _load_imm64(register: int, value: int, source: int = 0) -> list[bytes]:
 
 
 def _to_end(code: list[bytes]) -> list[bytes]:
-    """Give the jumps to the end their distance."""
+    """Set the distance of the jumps to the end."""
     out = []
     for place, word in enumerate(code):
         found = decode(word, 0)

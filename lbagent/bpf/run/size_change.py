@@ -1,10 +1,10 @@
-"""One change of map sizes, which goes on after a crash: new maps beside the old ones, flows moved, programs and pins exchanged.
+"""One change of map sizes, which continues after a crash: new maps beside the old ones, flows moved, programs and pins exchanged.
 
-New maps are made beside the old ones, under `resize/`. Then programs that know both take over (docs/datapath.md, "Resizing"),
-flows and slots are moved, programs that know only the new maps follow, and the pins are exchanged. Nothing is held back.
+New maps are made beside the old ones, under `resize/`. Then programs that use both take over (docs/datapath.md, "Resizing"),
+flows and slots are moved, programs that use only the new maps follow, and the pins are exchanged. No packet is delayed.
 
-Two marks make it safe to die anywhere. Without a mark the new maps are thrown away. From `moving` on new flows may be in the
-new maps, so the next start goes on from there: every step can be done again. After `moved` only the pins are to be exchanged.
+Two marks make a crash safe at every step. Without a mark, the new maps are removed. From `moving` on, new flows may be in the new
+maps, so the next start continues from there: every step may be repeated. After `moved`, only the pins remain to be exchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from msgspec import Struct
 from lbagent.bpf.compiler.artifact import Artifact
 from lbagent.bpf.load import attach, datapath, generation
 from lbagent.bpf.load.datapath import Datapath
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.run.migrate import migrate_flows, resized_flow_maps
 from lbagent.errors import LbError
 from lbagent.kernel import bpffs
@@ -31,13 +31,13 @@ from lbagent.maps.specs import OLD_MAPS, MapSpec, MapType, Sizes, counter_stripe
 
 log = logging.getLogger(__name__)
 STAGE, MOVING, MOVED = "resize", "moving", "moved"
-# flow and SNAT maps: the mover fills them; lb_live is counted anew; fragments are forgotten in seconds
+# flow and SNAT maps: the mover fills them; lb_live is counted again; fragments expire in seconds
 _NOT_COPIED = frozenset({*OLD_MAPS.values(), "lb_live", "lb4_frag", "lb6_frag"})
 _COPY_BYTES = 1 << 20
 
 
 class ResizeOutcome(Struct):
-    """`sizes` are those the maps have now, `problems` say, by map, why they are not the wanted ones.
+    """`sizes` are those the maps have now, `problems` the reasons, by map, why they are not the wanted ones.
 
     `programs` are installed on them.
     """
@@ -48,7 +48,7 @@ class ResizeOutcome(Struct):
     programs: Datapath | None = None
 
     def close(self) -> None:
-        """Give the descriptors back, where the caller does not go on with them."""
+        """Close the descriptors, if the caller does not use them."""
         if self.programs is not None:
             self.programs.close()
         for fd in self.fds.values():
@@ -56,7 +56,7 @@ class ResizeOutcome(Struct):
 
 
 class ResizeStopped(LbError):
-    """A change of sizes stopped half-way. `programs` know the maps of both sizes and belong on the hooks until it is finished."""
+    """A change of sizes stopped half-way. `programs` use the maps of both sizes and belong on the hooks until it is finished."""
 
     def __init__(self, text: str, programs: Datapath | None) -> None:
         super().__init__(text)
@@ -64,22 +64,22 @@ class ResizeStopped(LbError):
 
 
 class SizeChange:
-    """One change of sizes: maps in use, and maps to come."""
+    """One change of sizes: maps in use, and new maps."""
 
-    def __init__(self, maps: KernelMaps, sizes: Sizes, made: dict[str, int], settings: Settings) -> None:
+    def __init__(self, maps: KernelMaps, sizes: Sizes, made: dict[str, int], settings: ProgramSettings) -> None:
         self._root, self._maps, self._sizes = pins.pin_dir(maps.bpffs), maps, sizes
         self._made, self._settings = made, settings
         self.names = list(made)
         self.flows = 0
         self._leads_over = False
-        self._begins = False  # or goes on: then hooks may have programs that know both kinds of maps
+        self._begins = False  # or continues: then hooks may have programs that use old and new maps
         self._before: Datapath | None = None  # of the artifact, on the old maps: only where other programs are in force
         self._both: Datapath | None = None
         self._after: Datapath | None = None
 
     @classmethod
-    def anew(cls, maps: KernelMaps, sizes: Sizes, settings: Settings) -> Self:
-        """Make and pin the new maps beside the old ones, and copy into them what only the agent writes."""
+    def create(cls, maps: KernelMaps, sizes: Sizes, settings: ProgramSettings) -> Self:
+        """Make and pin the new maps beside the old ones, and copy the entries that only the agent writes."""
         before, after = pins.all_specs(maps.sizes), pins.all_specs(sizes)
         stage = pins.pin_dir(maps.bpffs) / STAGE
         change = cls(maps, sizes, {}, settings)
@@ -101,8 +101,8 @@ class SizeChange:
         return change
 
     @classmethod
-    def begun(cls, maps: KernelMaps, settings: Settings) -> Self:
-        """Take up a change that was broken off while flows were being moved."""
+    def begun(cls, maps: KernelMaps, settings: ProgramSettings) -> Self:
+        """Resume a change that was interrupted while flows were being moved."""
         stage = pins.pin_dir(maps.bpffs) / STAGE
         sizes = pins.pinned_sizes(maps.bpffs, stage)
         made: dict[str, int] = {}
@@ -113,9 +113,9 @@ class SizeChange:
         return cls(maps, sizes, made, settings)
 
     def load(self, artifact: Artifact) -> None:
-        """Load the programs that know both kinds of maps, and those that know the new ones; attach nothing.
+        """Load the programs that use old and new maps, and those that use the new ones; attach nothing.
 
-        Tail calls are led over between programs of one source only: where others are in force, those of `artifact` take over first.
+        Tail calls can be replaced between programs of one source only: if others are in force, those of `artifact` take over first.
         """
         fds = self._maps.fds | self._made
         old = {f"{name}_old": self._maps.fds[name] for name in resized_flow_maps(self._maps.sizes, self._sizes)}
@@ -130,7 +130,7 @@ class SizeChange:
         self._after = datapath.load(self._root, artifact, fds, self._sizes, self._settings)
 
     def run(self) -> ResizeOutcome:
-        """Do it. From here on it only goes forward. Raises ResizeStopped; then it can be taken up again."""
+        """Make the change. It cannot be undone from here on. Raises ResizeStopped; then it can be resumed."""
         try:
             return self._run()
         except LbError as error:
@@ -165,7 +165,7 @@ class SizeChange:
         (self._root / STAGE / name).mkdir(exist_ok=True)
 
     def close(self) -> None:
-        """Give the descriptors back; what is pinned or attached stays."""
+        """Close the descriptors; what is pinned or attached stays."""
         for item in (self._before, self._both, self._after):
             if item is not None:
                 item.close()
@@ -184,7 +184,7 @@ def _copy_bytes(old: KernelMaps, new: KernelMaps, name: str, places: tuple[int, 
 
 
 def _copy(old: KernelMaps, new: KernelMaps, spec: MapSpec) -> None:
-    """Copy the entries of one map; of an array as many as fit (ids beyond were refused before)."""
+    """Copy the entries of one map; of an array as many as fit (larger ids were rejected before)."""
     if spec.name == "lb_metrics":
         before, after = counter_stripe_bytes(old.sizes), counter_stripe_bytes(new.sizes)
         for number in range(min(counter_stripes(old.sizes), counter_stripes(new.sizes))):
@@ -196,7 +196,7 @@ def _copy(old: KernelMaps, new: KernelMaps, spec: MapSpec) -> None:
 
 
 def drop_stage(stage: Path) -> None:
-    """Throw the new maps away: nothing was moved into them yet."""
+    """Remove the new maps: nothing was moved into them yet."""
     if stage.is_dir():
         for pin in stage.iterdir():
             pin.unlink()
@@ -204,7 +204,7 @@ def drop_stage(stage: Path) -> None:
 
 
 def exchange_pins(root: Path) -> None:
-    """Put the pins of the new maps over the old ones, and take the marks away. Can be done again."""
+    """Rename the pins of the new maps over the old ones, and remove the marks. May be repeated."""
     stage = root / STAGE
     for pin in list(stage.iterdir()):
         if pin.name not in (MOVING, MOVED):

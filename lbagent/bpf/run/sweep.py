@@ -1,8 +1,8 @@
-"""Ages the flow tables: programs free what has expired and count live flows per backend; the agent only drives them.
+"""Sweeps the flow tables: programs free expired flows and count live flows per backend; the agent only runs them.
 
-The programs `sweep4` and `sweep6` run by BPF_PROG_TEST_RUN over some buckets at a time, because freeing needs a
-compare-and-swap that Python does not have. Counts go to one half of lb_live while readers use the other. After each whole sweep the
-programs are told how long ages can be believed (bpf/include/base/maps.h, now_ticks_in): without sweeps they prove what they use.
+The programs `sweep4` and `sweep6` run by BPF_PROG_TEST_RUN over some buckets at a time, because freeing needs a compare-and-swap
+that Python does not have. Counts go to one half of lb_live while readers use the other. After each whole sweep the agent writes
+until when ages are reliable (bpf/include/base/maps.h, now_ticks_in): without sweeps, the programs check each flow that they use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lbagent.model.family import Family
 
 log = logging.getLogger(__name__)
 BUCKETS_PER_RUN = 1 << 17  # buckets a run: some ten milliseconds of kernel time
-# What says that a table had no room, and what to raise.
+# Counters of a table without room, and the setting to raise.
 FULL_REASONS: Mapping[Reason | Event, tuple[str, str]] = {
     Reason.FWD_NO_STATE: ("the flow table had no room for new flows", "--flow-table-size"),
     Reason.FWD_SPILL: ("flows spilled into the spill map", "--flow-table-size"),
@@ -42,13 +42,13 @@ FULL_REASONS: Mapping[Reason | Event, tuple[str, str]] = {
 }
 
 
-BETWEEN_SWEEPS_S, BETWEEN_SWEEPS = 0.1, 4  # at least this pause, and so many times as long as the sweep took
+BETWEEN_SWEEPS_S, BETWEEN_SWEEPS = 0.1, 4  # minimum pause, and its length as a multiple of the sweep's duration
 REPEAT_WARNING_S = 60.0  # a table that stays full is logged again after this
 PAGE_IDS = 4096  # ids read at a time: half a millisecond
 
 
 def trust_ages(maps: LBMaps, until: int) -> None:
-    """Let the programs believe 16-bit ages until this tick, in the place of Reason.NONE of every CPU's row. Raises KernelError."""
+    """Write until which tick 16-bit ages are reliable, into the slot of Reason.NONE of every CPU's stripe. Raises KernelError."""
     row = counter_stripe_bytes(maps.sizes)
     maps.store("lb_metrics", [(n * row, until.to_bytes(8, HOST_ORDER)) for n in range(counter_stripes(maps.sizes))])
 
@@ -57,10 +57,10 @@ InForce = tuple[Mapping[str, int], Sizes]  # programs, and the sizes of their ma
 
 
 def tables(in_force: Sequence[InForce]) -> Iterator[tuple[Family, Mapping[str, int], int]]:
-    """Yield (family, programs that sweep it, entries) of each flow table, none of them twice.
+    """Yield (family, programs that sweep it, entries) of each flow table, each once.
 
-    While a change of sizes is half done there may be two of a family, and two maps of SNAT slots. Where the slots alone have two
-    maps, the programs that know both sweep the one table: stale slots of the old map are in no flow's way.
+    While a change of sizes is half done there may be two of a family, and two maps of SNAT slots. If only the slots have two
+    maps, the programs that use both sweep the one table: stale slots of the old map block no flow.
     """
     if not in_force:
         return
@@ -85,9 +85,9 @@ class Sweeper:
         of_backends: Callable[[dict[int, int]], dict[int, int]] = lambda counts: counts,
         former: FormerBackends | None = None,
     ) -> None:
-        """`in_force` returns what `Datapath.in_force` is (it changes with a reload).
+        """`in_force` returns `Datapath.in_force` (it changes with a reload).
 
-        `of_backends` makes live flows by backend of those by id (further source addresses have ids of their own).
+        `of_backends` adds up live flows by id to live flows by backend (extra SNAT addresses have ids of their own).
         """
         self._maps = maps
         self._former = former or FormerBackends(maps)
@@ -102,7 +102,7 @@ class Sweeper:
         self._half = 0
         self._flows = dict.fromkeys(Family, 0)
         self._seen: dict[Reason | Event, int] | None = None
-        self._full: dict[Reason | Event, float] = {}  # until when it counts as a problem
+        self._full: dict[Reason | Event, float] = {}  # until when it is reported as a problem
         self._logged_until: dict[Reason | Event, float] = {}
         self.failure = ""  # why the last sweep failed
 
@@ -114,12 +114,12 @@ class Sweeper:
         return {family_map(family, "flow"): (flows, entries[family]) for family, flows in self._flows.items()}
 
     def full(self) -> list[Reason | Event]:
-        """Return what turned flows away in the last minute (`FULL_REASONS`)."""
+        """Return the reasons why flows found no room in the last minute (`FULL_REASONS`)."""
         now = time.monotonic()
         return [reason for reason, until in self._full.items() if until > now]
 
     async def run(self) -> None:
-        """Sweep for ever, earlier when backends left a frontend."""
+        """Sweep without end, earlier if backends left a frontend."""
         while True:
             began = time.monotonic()
             await self.turn()
@@ -129,10 +129,10 @@ class Sweeper:
                     await self._former.arrived.wait()
 
     async def turn(self) -> None:
-        """Sweep once, and note what is full, or why it failed."""
+        """Sweep once, and record what is full, or why it failed."""
         try:
             if self._former.unknown:
-                await self._former.look()
+                await self._former.resolve_unknown()
             async with self.busy:
                 await self.sweep()
             self._watch_full()
@@ -143,7 +143,7 @@ class Sweeper:
             self.failure = str(error)
 
     async def count(self, max_age_s: float) -> None:
-        """Sweep once more, unless flows were counted at most `max_age_s` ago. What fails is said by the next sweep of `run`."""
+        """Sweep once more, unless flows were counted at most `max_age_s` ago. The next sweep of `run` reports errors."""
         async with self.busy:
             if self.live is None or time.monotonic() - self.counted_at > max_age_s:
                 with contextlib.suppress(LbError):
@@ -175,9 +175,9 @@ class Sweeper:
 
     @staticmethod
     async def _sweep_table(program: int, family: Family, buckets: int, run: tuple[int, int, int]) -> tuple[int, int]:
-        """Sweep one table; return its live flows, and until when ages are right.
+        """Sweep one table; return its live flows, and until when ages are reliable.
 
-        `run`: half of lb_live, whether there are former backends, until when ages are right if that is known.
+        `run`: half of lb_live, whether there are former backends, until when ages are reliable if that is known.
 
         In a thread: each run waits some 70 ms for the kernel's XDP dispatcher.
         """
@@ -192,7 +192,7 @@ class Sweeper:
         return live, until
 
     async def _read_live(self, half: int) -> dict[int, int]:
-        """Return what was counted into a half, by backend id."""
+        """Return the counts of a half, by backend id."""
         out: dict[int, int] = {}
         backends = self._maps.sizes.backends
         for first in range(0, backends, PAGE_IDS):
@@ -206,7 +206,7 @@ class Sweeper:
         return out
 
     def _watch_full(self) -> None:
-        """Say which table had no room since the last sweep, and what to raise."""
+        """Record which table had no room since the last sweep, and what to raise."""
         reasons = list(FULL_REASONS)
         counts = {reason: packets for reason, (packets, _) in zip(reasons, self._maps.counters(reasons), strict=True)}
         seen, self._seen = self._seen, counts

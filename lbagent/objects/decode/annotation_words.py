@@ -1,8 +1,8 @@
-"""The annotations by which a Service asks for addresses of pools: read by pools/, checked for misspellings here."""
+"""The annotations by which a Service requests addresses of pools: read by pools/, checked for misspellings here."""
 
 from __future__ import annotations
 
-OURS = "lbagent.io/"  # in front of each annotation and label of lbagent
+OURS = "lbagent.io/"  # prefix of each annotation and label of lbagent
 LOAD_BALANCER_IPS = "load-balancer-ips"
 ADDRESS_POOL = "address-pool"
 ALLOW_SHARED_IP = "allow-shared-ip"

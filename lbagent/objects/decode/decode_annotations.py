@@ -14,7 +14,7 @@ _ALGORITHMS = {word.value: word for word in Algorithm}
 _FORWARDING = {"snat": False, "dsr": True}
 _NAT = {"none": SVCNatPolicy.NONE, "nat46": SVCNatPolicy.NAT46, "nat64": SVCNatPolicy.NAT64}
 _STALE = re.compile(r"keep|reset|drain=[0-9]{1,9}")
-# Words that are understood and that the programs do not act on yet -> what happens instead.
+# Values that are valid and that the programs do not implement yet -> what happens instead.
 _NOT_YET = {
     "least-conn": "backends are chosen as with random",
     "dsr": "packets are forwarded with SNAT",
@@ -34,7 +34,7 @@ _ANNOTATIONS = annotation_words.OF_POOLS | {
 
 
 def decode_annotations(meta: Meta, report: Report) -> tuple[Algorithm, bool, SVCNatPolicy]:
-    """Return the algorithm, whether forwarding is DSR, and the NAT policy; say which words of ours have no effect yet."""
+    """Return the algorithm, whether forwarding is DSR, and the NAT policy; report our annotations without effect."""
     algorithm, dsr, nat = Algorithm.RANDOM, False, SVCNatPolicy.NONE
     report.check_annotations(meta, _ANNOTATIONS)
     if found := annotation(meta, "algorithm", "lb-algorithm"):
@@ -56,7 +56,7 @@ def decode_annotations(meta: Meta, report: Report) -> tuple[Algorithm, bool, SVC
 
 
 def decode_l7_port(meta: Meta, report: Report, *, affinity: bool) -> int:
-    """Return the port of the L7 proxy, 0 for none: it takes the place of the affinity time-out in the master."""
+    """Return the port of the L7 proxy, 0 for none: the master entry has it in place of the affinity time-out."""
     found = annotation(meta, "l7-proxy-port")
     if found is None:
         return 0
@@ -74,7 +74,7 @@ def decode_l7_port(meta: Meta, report: Report, *, affinity: bool) -> int:
 
 
 def _say_not_yet(path: FieldPath, word: str, report: Report) -> None:
-    """Warn of a word that is understood and does not act."""
+    """Warn of a valid annotation without effect."""
     if instead := _NOT_YET.get(word):
         report.warn(path, f"{word} has no effect yet", instead)
 

@@ -10,19 +10,19 @@ from lbagent.objects.decode.wire import BackendStateSpec, Meta
 from lbagent.objects.pod_reference import parse_pod_reference
 from lbagent.objects.records import StateOverride
 
-# `terminating` is a Pod's own state: Kubernetes alone says it.
+# `terminating` is a Pod's own state: only Kubernetes sets it.
 _SETTABLE = (BackendState.ACTIVE, BackendState.MAINTENANCE, BackendState.QUARANTINED)
 _LEFT_OUT = "the object is left out"
 
 
 def decode_backend_state(raw: wire.BackendState, _namespace: str, name: str, report: Report) -> StateOverride | None:
-    """Return the BackendState; None when the backends or the state that it names are wrong."""
+    """Return the BackendState; None if its backends or its state are wrong."""
     spec = raw.spec or BackendStateSpec()
     if spec.address and spec.ref:
         report.error(("spec", "ref"), "spec.address is given too; give only one of them", _LEFT_OUT)
         return None
     if any(("spec", field) in report.wrong_type_fields for field in ("address", "ref")):
-        return None  # reported already; the other one may be left over from before
+        return None  # reported already; the other one may be the last good value
     address = pod = None
     if spec.ref:
         pod = _pod(spec.ref, report)
@@ -37,7 +37,7 @@ def decode_backend_state(raw: wire.BackendState, _namespace: str, name: str, rep
 
 
 def _created(meta: Meta) -> float:
-    """Return creationTimestamp in seconds since 1970; 0 when there is none that can be read: nothing depends on it."""
+    """Return creationTimestamp in seconds since 1970; 0 if there is no valid one: no decision depends on it."""
     try:
         return seconds(meta.creationTimestamp or "")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Read what a Service says to its load balancer's provider. What is wrong there is the provider's to say, as an Event."""
+"""Read the parts of a Service for its load balancer's provider. The provider reports faults of these, by an Event."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ CLEANUP = "service.kubernetes.io/load-balancer-cleanup"  # finalizer; source: k8
 ROUTER_TYPE, ROUTER_IGD = (
     "midokura.com/load-balancer-type",
     "upnp-igd",
-)  # asks for a router's port mappings (cloud/edge)
+)  # requests a router's port mappings (cloud/edge)
 _FAMILIES = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
 
 
 def has_finalizer(meta: Meta) -> bool:
-    """Return whether a balancer may be left to clean up."""
+    """Return whether a balancer may still have to be removed."""
     return bool(meta.finalizers) and CLEANUP in (meta.finalizers or ())
 
 
 def is_behind_router(meta: Meta) -> bool:
-    """Return whether a Service asks for port mappings of a router: its clients come by its node ports."""
+    """Return whether a Service requests port mappings of a router: its clients use its node ports."""
     return any((found or {}).get(ROUTER_TYPE) == ROUTER_IGD for found in (meta.annotations, meta.labels))
 
 
 def decode_balancer(raw: wire.Service, kind: str) -> Balancer:
-    """Return what a Service of a type says to the provider; what cannot be read counts as not said."""
+    """Return the parts of a Service of a type for the provider; a part that cannot be read counts as missing."""
     meta, spec = raw.metadata or Meta(), raw.spec or ServiceSpec()
     selector = _texts(spec.selector)
     return Balancer(
@@ -59,12 +59,12 @@ def _port(port: wire.Port) -> BalancerPort:
 
 
 def _texts(given: Mapping[Any, Any] | None) -> dict[str, str]:
-    """Return the entries that are texts."""
+    """Return the entries that are strings."""
     return {key: text for key, text in (given or {}).items() if isinstance(key, str) and isinstance(text, str)}
 
 
 def _families(spec: ServiceSpec) -> tuple[Family, ...]:
-    """Return the families in order: those named, else those of the ClusterIPs, else IPv4."""
+    """Return the families in order: those of ipFamilies, else those of the ClusterIPs, else IPv4."""
     named = dict.fromkeys(_FAMILIES[word] for _, word in present(spec.ipFamilies) if word in _FAMILIES)
     texts = [text for _, text in present(spec.clusterIPs)] or [spec.clusterIP or ""]
     return tuple(named) or tuple(dict.fromkeys(map(Family.of, _addresses(texts)))) or (Family.IPV4,)

@@ -1,7 +1,7 @@
-"""From a Kubernetes object, as a mapping or as JSON, to a record: which kinds are used, and which module decodes each.
+"""Decodes a Kubernetes object, a mapping or JSON, to a record. Has the kinds that are used, and the module that decodes each.
 
-The entries for every source: `decode_object`, and `decode_json` where the kind is known. What they cannot use they leave out
-and say so; they raise nothing.
+Sources call `decode_object`, or `decode_json` if the kind is known. These leave out what they cannot use and report it; they
+raise nothing.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ MAX_NAME = 253  # characters of a Kubernetes name
 
 
 class DecodedObject(NamedTuple):
-    """What one object gave: the record (None: of a kind that is not used, or refused) and what is wrong with it.
+    """The result of one object: the record (None: of a kind that is not used, or rejected) and its faults.
 
-    `kept` names fields that have their last good value, with its generation; `last` is what stays of a refused object.
-    `is_unidentified`: the object does not say which one it is, so it may be any that was there before.
+    `kept` names fields that have their last good value, with its generation; `last` is what stays of a rejected object.
+    `is_unidentified`: the object has no usable name, so it may be any earlier one.
     """
 
     obj: KubeObject | None
@@ -69,7 +69,7 @@ class DecodedObject(NamedTuple):
 
 
 def is_used(api_version: str, kind: str) -> bool:
-    """Return whether objects of this kind are read; others are passed over."""
+    """Return whether objects of this kind are read; others are skipped."""
     known = _KINDS.get(kind)
     if known is None:
         return False
@@ -85,7 +85,7 @@ def decode_object(
     """Decode one object of any kind, a parsed mapping (which may be changed) or JSON.
 
     `locate` finds the 1-based line of a field of this object; without it messages name the object's first line.
-    `last` finds the last good form of an object by kind and key: what is faulty now keeps its value.
+    `last` returns the last good form of an object by kind and key: faulty parts keep its values.
     """
     if isinstance(raw, bytes):
         try:
@@ -115,7 +115,7 @@ def decode_object(
 
 
 def _misspelt_kind(api_version: str, kind: str) -> tuple[FieldPath, str] | None:
-    """Return the field and what is wrong with it, where kind or apiVersion is a misspelling of one that is used."""
+    """Return the field and its fault, if kind or apiVersion is a misspelling of one that is used."""
     group = api_version.rpartition("/")[0]
     if kind in _KINDS:
         wanted = _KINDS[kind].api
@@ -135,7 +135,7 @@ def _misspelt_kind(api_version: str, kind: str) -> tuple[FieldPath, str] | None:
 
 
 _GROUPS = frozenset(known.api.rpartition("/")[0] for known in _KINDS.values())  # '' is the core group
-# Kinds of these groups that lbagent has no use for. Source: the Kubernetes API 1.36.
+# Kinds of these groups that lbagent does not use. Source: the Kubernetes API 1.36.
 _KINDS_NOT_USED = frozenset(
     (
         "Binding",
@@ -165,9 +165,9 @@ def decode_json(
     origin: Origin,
     last: Callable[[str, str], LastGoodObject | None] = lambda _kind, _key: None,
 ) -> DecodedObject:
-    """Decode the JSON of an object of a kind that is used and that it need not say: in lists of the API it does not.
+    """Decode the JSON of an object of a used kind, which may omit its kind, as objects in lists of the API do.
 
-    Quicker than `decode_object`, with the same result: only an object with values of a wrong type becomes a mapping first.
+    Faster than `decode_object`, with the same result: only an object with values of a wrong type becomes a mapping first.
     """
     try:
         try:
@@ -199,10 +199,10 @@ def _decode(
     last: Callable[[str, str], LastGoodObject | None],
     converted: Any = None,
 ) -> DecodedObject:
-    """Decode an object of a kind that is used; `converted` is what it is in Kubernetes' shape, where that is known."""
+    """Decode an object of a used kind; `converted` is the same in Kubernetes' shape, if it is known."""
     known = _KINDS[kind]
     namespace, name = _names(raw, known.namespaced)
-    namespace = intern(namespace) if type(namespace) is str else namespace  # one object for 10,000 that are in it
+    namespace = intern(namespace) if type(namespace) is str else namespace  # one string object for 10,000 objects
     key = f"{namespace}/{name}" if known.namespaced else name
     report = Report(origin, locate, lambda: last(kind, key), kind=kind, key=key)
     for field, text in (("name", name), ("namespace", namespace if known.namespaced else "-")):
@@ -226,7 +226,7 @@ def _decode(
     )
 
 
-# Without one of these the rest means something else: the whole object stays as it was.
+# If one of these is faulty, the rest may have another meaning: the whole object stays as it was.
 _WHOLE: set[FieldPath] = {
     ("metadata",),
     ("metadata", "labels"),
@@ -244,9 +244,9 @@ _WHOLE: set[FieldPath] = {
 
 
 def _bad_name(name: str, raw: dict[str, Any], field: str) -> str:
-    """Return what is wrong with a name, '' for nothing.
+    """Return the fault of a name, '' for none.
 
-    Kubernetes checks the rest; here it must only be fit to print, and short enough to hold a hundred thousand of them.
+    Kubernetes checks the rest; here it must only be printable, and short enough to store a hundred thousand.
     """
     if not name:
         meta = raw.get("metadata")
@@ -258,7 +258,7 @@ def _bad_name(name: str, raw: dict[str, Any], field: str) -> str:
 
 
 def _names(raw: dict[str, Any], namespaced: bool) -> tuple[str, str]:
-    """Return namespace and name as texts; YAML may make a number of a bare name."""
+    """Return namespace and name as strings; YAML may make a number of a bare name."""
     meta = raw.get("metadata")
     if not isinstance(meta, dict):
         return "default", ""

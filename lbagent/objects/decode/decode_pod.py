@@ -1,4 +1,4 @@
-"""Read Pods and Nodes: what HostPort rows, weights and topology need of them."""
+"""Read Pods and Nodes: what HostPort frontends, weights and topology need of them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ ZONE = "topology.kubernetes.io/zone"
 EXCLUDED = "node.kubernetes.io/exclude-from-external-load-balancers"
 TO_BE_DELETED = "ToBeDeletedByClusterAutoscaler"  # a taint
 SHUT_DOWN = "node.cloudprovider.kubernetes.io/shutdown"  # a taint
-SHUTTING_DOWN = "node is shutting down"  # what a kubelet says of its condition Ready then
+SHUTTING_DOWN = "node is shutting down"  # the kubelet's message of its condition Ready then
 MAX_ADDRESSES = 64
 MAX_HOST_PORTS = 256
 
 
 def decode_node(raw: wire.Node, _namespace: str, name: str, report: Report) -> Node:
-    """Return the Node: its InternalIPs in order, its zone label, and whether it is about to go away."""
+    """Return the Node: its InternalIPs in order, its zone label, and whether it is about to be removed."""
     addresses: dict[bytes, None] = {}
     for index, entry in present(((raw.status.addresses if raw.status else None) or [])[:MAX_ADDRESSES]):
         if entry.type == "InternalIP":
@@ -57,18 +57,18 @@ def _is_ready(status: wire.NodeStatus | None) -> bool:
 
 
 def _is_excluded(meta: Meta) -> bool:
-    """Return whether balancers leave a node out: the label says so, unless its text is a word for no."""
+    """Return whether balancers leave a node out: it has the label, and its value does not mean false."""
     text = label(meta, EXCLUDED)
     return text is not None and not is_no(text)
 
 
 def is_no(text: str) -> bool:
-    """Return whether a label's text is a word for no, as Go's ParseBool reads it; what is no such word counts as yes."""
+    """Return whether a label's value means false for Go's ParseBool; any other value counts as true."""
     return text in ("0", "f", "F", "false", "False", "FALSE")
 
 
 def decode_pod(raw: wire.Pod, namespace: str, name: str, report: Report) -> Pod:
-    """Return the Pod; a pod on the host's network has no hostPort rows (its ports are the node's own)."""
+    """Return the Pod; a pod on the host's network has no hostPort frontends (its ports are the node's own)."""
     meta, spec, status = raw.metadata or Meta(), raw.spec or PodSpec(), raw.status or PodStatus()
     host_network = bool(spec.hostNetwork)
     return Pod(
@@ -103,7 +103,7 @@ def _host_ports(spec: PodSpec, report: Report) -> tuple[HostPort, ...]:
     for field, containers in (("containers", spec.containers), ("initContainers", spec.initContainers)):
         for at, container in present(containers):
             if field == "initContainers" and container.restartPolicy != "Always":
-                continue  # only a sidecar runs beside the containers
+                continue  # of the init containers, only sidecars run beside the containers
             for index, port in present(container.ports):
                 if port.hostPort:
                     found += _host_port(port, ("spec", field, at, "ports", index), report)

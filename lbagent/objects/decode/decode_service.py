@@ -37,7 +37,7 @@ _RANGES = {"allow": False, "deny": True}
 
 
 def decode_service(raw: wire.Service, namespace: str, name: str, report: Report) -> Service:
-    """Return the Service; what is wrong goes to the report."""
+    """Return the Service; faults go to the report."""
     meta, spec = raw.metadata or Meta(), raw.spec or ServiceSpec()
     kind = report.choice(("spec", "type"), spec.type, _TYPES, "ClusterIP", "type")
     balancer = decode_balancer(raw, kind) if kind == "LoadBalancer" or has_finalizer(meta) else None
@@ -212,7 +212,7 @@ def _ports(spec: ServiceSpec, kind: str, report: Report) -> tuple[ServicePort, .
 
 
 def _affinity(spec: ServiceSpec, report: Report) -> int:
-    """Return the affinity time-out in seconds, 0 without affinity. `None` beats a left-over config."""
+    """Return the affinity time-out in seconds, 0 without affinity. `None` takes precedence over a left-over config."""
     path: FieldPath = ("spec", "sessionAffinity")
     wanted = report.choice(path, spec.sessionAffinity, _AFFINITY, "None", "has_affinity")
     if not wanted:
@@ -235,7 +235,7 @@ def _affinity(spec: ServiceSpec, report: Report) -> int:
 def _source_ranges(
     meta: Meta, spec: ServiceSpec, vips: tuple[bytes, ...], report: Report
 ) -> tuple[tuple[CIDR, ...], bool, bool]:
-    """Return the ranges, whether there is a list at all, and whether it says who is kept out."""
+    """Return the ranges, whether there is a list, and whether it excludes clients (deny)."""
     path: FieldPath = ("spec", "loadBalancerSourceRanges")
     note = "" if report.is_faulty(path) else text_of((meta.annotations or {}).get(ANNOTATION))
     read = read_source_ranges(spec.loadBalancerSourceRanges or (), note)
@@ -247,7 +247,7 @@ def _source_ranges(
         report.error(path, f"more than {MAX_RANGES} ranges", "the rest is left out")
     found = annotation(meta, "source-ranges-policy", "src-ranges-policy")
     deny = report.choice(found[0], found[1].lower(), _RANGES, "allow", "ranges_deny") if found else False
-    given = bool(read.texts) or report.is_faulty(path)  # a list that is no list opens nothing
+    given = bool(read.texts) or report.is_faulty(path)  # a value that is no list lets no client in
     raw = spec.loadBalancerSourceRanges if not read.of_annotation else read.texts
     ranges = keep_ranges(path, raw, read.by_place, report, deny=deny)
     for family in {Family.of(vip) for vip in vips} if given and not deny else ():

@@ -1,4 +1,4 @@
-"""Read ServiceCIDRs (networking.k8s.io): the ranges that a cluster takes ClusterIPs from. Source: KEP-1880."""
+"""Read ServiceCIDRs (networking.k8s.io): the ranges of a cluster's ClusterIPs. Source: KEP-1880."""
 
 from __future__ import annotations
 

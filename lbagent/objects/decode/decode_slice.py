@@ -26,7 +26,7 @@ OldSlices = Callable[[], list[EndpointSlice]]
 
 
 def decode_slice(raw: wire.EndpointSlice, namespace: str, name: str, report: Report) -> EndpointSlice | None:
-    """Return the slice; None when it belongs to no Service that this proxy serves, or its addressType is not an IP family."""
+    """Return the slice; None if it belongs to no Service of this proxy, or its addressType is not an IP family."""
     meta = raw.metadata or Meta()
     if isinstance(named := (meta.labels or {}).get(SERVICE_NAME), list | dict):
         report.error(("metadata", "labels", SERVICE_NAME), wrong_type(named, "str"), "the slice is left out")
@@ -77,7 +77,7 @@ def _report_no_service(meta: Meta, report: Report) -> None:
 
 
 def _is_for_others(meta: Meta) -> bool:
-    """Return whether the labels say that no proxy, or another one, serves these endpoints: kube-proxy's selector."""
+    """Return whether by its labels no proxy, or another one, serves these endpoints: kube-proxy's selector."""
     return any(label(meta, key) is not None for key in (HEADLESS, PROXY_NAME))
 
 
@@ -104,7 +104,7 @@ def _slice_ports(
         if index >= MAX_PORTS:
             report.error(path, f"more than {MAX_PORTS} ports", "the rest is left out")
             break
-        if not entry.port:  # nil and 0: every port, or none yet; a service proxy takes neither
+        if not entry.port:  # nil and 0: every port, or none yet; a service proxy uses neither
             continue
         port = report.port((*path, index, "port"), entry.port, "the port is left out")
         protocol = report.protocol((*path, index, "protocol"), entry.protocol, "the port is left out")
@@ -114,7 +114,7 @@ def _slice_ports(
 
 
 def _endpoint(raw: wire.Endpoint, namespace: str, family: Family, index: int, report: Report) -> Endpoint | None:
-    """Return an endpoint; only addresses[0] counts (the others are the same pod's, by contract of the API)."""
+    """Return an endpoint; only addresses[0] counts (by contract of the API the others belong to the same pod)."""
     kept = "the endpoint is left out"
     if not raw.addresses or not raw.addresses[0]:
         report.error(("endpoints", index, "addresses"), "there is no address", kept)
@@ -163,7 +163,7 @@ def _pod(raw: ObjectReference | None, namespace: str) -> str:
 
 
 def decode_endpoints(raw: wire.Endpoints, namespace: str, name: str, report: Report) -> Endpoints | None:
-    """Return the Endpoints as slices, one for each subset and family; None when its labels say that it is not for us."""
+    """Return the Endpoints as slices, one for each subset and family; None if its labels exclude this proxy."""
     if _is_for_others(raw.metadata or Meta()):
         return None
     slices: list[EndpointSlice] = []

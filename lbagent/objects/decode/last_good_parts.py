@@ -1,7 +1,7 @@
-"""What a running agent keeps of an object that has faults: the last good value of the faulty part, and only that.
+"""The last good values of an object's faulty parts, which a running agent keeps, and only those.
 
-A part is found again by its name, else by its place in the list; a list that became shorter says nothing about places.
-What is named elsewhere in the new object is not kept twice. Source ranges are kept only where that lets no new client in.
+A part is identified by its name, else by its place in the list, except in a list that became shorter. A part that occurs
+elsewhere in the new object is not kept twice. Source ranges are kept only if that admits no new client.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lbagent.textfile.field_path import FieldPath
 
 
 def keep_ports(raw: Sequence[Any] | None, ports: list[ServicePort], report: Report) -> tuple[ServicePort, ...]:
-    """Return the ports of a Service with those that were good before in place of faulty ones."""
+    """Return the ports of a Service with their last good values in place of faulty ones."""
     path: FieldPath = ("spec", "ports")
     old: tuple[ServicePort, ...] = report.last_value("ports") if report.is_faulty(path) else ()
     if not old:
@@ -57,7 +57,7 @@ def _keep_port(last: ServicePort, index: int, now: dict[int, ServicePort], repor
 
 
 def keep_balancer(balancer: Balancer, report: Report) -> Balancer:
-    """Return what a Service says to its provider, with ports, affinity and source ranges from before where they are faulty now."""
+    """Return the parts of a Service for its provider, with the last good ports, affinity and source ranges for faulty ones."""
     last: Balancer | None = report.last_value("balancer")
     if last is not None and report.is_faulty(("spec", "ports")):
         balancer = replace(balancer, ports=last.ports)
@@ -73,7 +73,7 @@ def _name(entry: Any, path: FieldPath, report: Report) -> str:
 
 
 def keep_families(path: FieldPath, found: list[bytes], old: Sequence[bytes] | None, report: Report) -> list[bytes]:
-    """Return the addresses found and, when one of them is faulty, those from before of families that have none now."""
+    """Return the addresses found and, if one of them is faulty, the last good ones of families that have none now."""
     if not old or not report.is_faulty(path):
         return found
     missing = [address for address in old if all(len(address) != len(other) for other in found)]
@@ -85,7 +85,7 @@ def keep_families(path: FieldPath, found: list[bytes], old: Sequence[bytes] | No
 def keep_addresses(
     path: FieldPath, raw: Sequence[Any] | None, found: list[bytes], old: Sequence[bytes] | None, report: Report
 ) -> list[bytes]:
-    """Return the addresses found and those from before in place of faulty ones."""
+    """Return the addresses found, with the last good ones in place of faulty ones."""
     if not old or not report.is_faulty(path):
         return found
     if raw is None:
@@ -102,10 +102,10 @@ def keep_addresses(
 def keep_ranges(
     path: FieldPath, raw: Sequence[str | None] | None, found: dict[int, CIDR], report: Report, *, deny: bool
 ) -> tuple[CIDR, ...]:
-    """Return the ranges, by place, and those from before that keep the door as closed as it was.
+    """Return the ranges, by place, and those last good ones that admit no additional client.
 
-    A list of who is kept out keeps all its old ranges. A list of who is let in keeps one only when nothing else of the
-    list was edited: else it may be one that was meant to go.
+    A deny list keeps all its old ranges. An allow list keeps one only if nothing else of the list was edited: else its removal
+    may be intended.
     """
     old: Sequence[CIDR] = (report.last_value("source_ranges") if report.is_faulty(path) else ()) or ()
     ranges = tuple(dict.fromkeys(found.values()))
@@ -173,7 +173,7 @@ def keep_endpoints(
 
 
 def old_slices(index: int, raw: Sequence[Any], report: Report) -> list[EndpointSlice]:
-    """Return the slices that a faulty subset was before; none when its place says nothing."""
+    """Return the last good slices of a faulty subset; none if its place does not identify it."""
     path: FieldPath = ("subsets", index)
     old: Sequence[EndpointSlice] = (report.last_value("slices") if report.is_faulty(path) else ()) or ()
     if old and len(raw) <= max(piece.subset for piece in old):
@@ -182,7 +182,7 @@ def old_slices(index: int, raw: Sequence[Any], report: Report) -> list[EndpointS
 
 
 def keep_host_ports(spec: Any, found: list[HostPort], report: Report) -> list[HostPort]:
-    """Return the hostPorts of a Pod with those that were good before in place of faulty ones."""
+    """Return the hostPorts of a Pod with their last good values in place of faulty ones."""
     old: Sequence[HostPort] = (report.last_value("host_ports") if report.is_faulty(("spec",)) else ()) or ()
     taken = {(port.port, port.protocol, port.host_ip) for port in found}
     places = {port.place for port in found}
@@ -197,7 +197,7 @@ def keep_host_ports(spec: Any, found: list[HostPort], report: Report) -> list[Ho
 
 
 def _faulty_around(spec: Any, place: FieldPath, report: Report) -> FieldPath:
-    """Return where the fault is that took a place of a Pod's spec out; () when it is there, or went without one."""
+    """Return the path of the fault that removed a place of a Pod's spec; () if it is there, or was removed without a fault."""
     here = spec
     for depth, step in enumerate(place[1:], 2):
         if isinstance(step, str):
@@ -212,7 +212,7 @@ def _faulty_around(spec: Any, place: FieldPath, report: Report) -> FieldPath:
 
 
 def _faulty(path: FieldPath, raw: Sequence[Any], old: Sequence[Any], report: Report) -> list[int]:
-    """Return the places whose last value is known."""
+    """Return the places with a last good value."""
     if len(raw) < len(old):
         return []
     return [index for index in range(len(old)) if report.is_faulty((*path, index))]

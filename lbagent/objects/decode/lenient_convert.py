@@ -12,13 +12,13 @@ from lbagent.textfile.shape_errors import Fault, ShapeError, shape_error
 from lbagent.value_errors import wrong_type
 
 T = TypeVar("T")
-_MAX_FAULTS = 100  # an object with more wrong parts than this is not an object
+_MAX_FAULTS = 100  # an object with more wrong parts is left out
 
 
 def convert_leniently(raw: Any, kind: type[T], complain: Callable[[FieldPath, str, str, Any], None]) -> T | None:
-    """Convert a parsed object, taking out the parts of the wrong type; None when nothing is left.
+    """Convert a parsed object without its parts of a wrong type; None if nothing is left.
 
-    `complain(path, problem, kept, what was taken out)` is called for each part. `raw` is changed: a wrong list item becomes
+    `complain(path, problem, kept, removed part)` is called for each part. `raw` is changed: a wrong list item becomes
     null (so that the items after it keep their index), a wrong field is removed.
     """
     for _ in range(_MAX_FAULTS):
@@ -57,7 +57,7 @@ def _take_out(raw: Any, error: ShapeError, complain: Callable[[FieldPath, str, s
 
 
 def _problem(error: ShapeError, value: Any) -> str:
-    """Return msgspec's complaint about a value in the words of the operator who wrote it."""
+    """Return msgspec's error about a value in the terms of the operator who wrote it."""
     if error.fault is Fault.KEY_IS_NO_TEXT:
         return "a key is not a text"
     return wrong_type(value, error.types[0]) if error.types else error.text[:1].lower() + error.text[1:]

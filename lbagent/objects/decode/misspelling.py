@@ -1,7 +1,7 @@
 """Finds fields of a manifest whose name is a misspelling of a field that lbagent reads.
 
-A word that Kubernetes or this version does not know is not an error by itself (version skew). It is one where a known word is so
-close that it must have been meant. Only manifest files are read for it: an API server prunes unknown fields itself.
+A field that Kubernetes or this version does not have is not an error by itself (version skew). It is one if the name of a field
+is so similar that it must be a misspelling. Only manifest files are checked: an API server removes unknown fields itself.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from lbagent.nearest_word import nearest
 from lbagent.objects.decode import wire
 from lbagent.textfile.field_path import FieldPath
 
-MAX_FOUND = 10  # misspelt fields of one object that are named
+MAX_FOUND = 10  # misspelt fields of one object in messages
 
 
 class MisspeltField(NamedTuple):
-    """A field of an object: where it is, where its probable word would be, and whether that one is given, too."""
+    """A misspelt field of an object: its path, the path of the probable field, and whether that one is given, too."""
 
     path: FieldPath
     probable: FieldPath
@@ -37,7 +37,7 @@ def misspelt_fields(raw: dict[str, Any], shape: type[Struct]) -> list[MisspeltFi
 
 
 class _Shape(NamedTuple):
-    """A mapping: the fields that lbagent reads, all fields that Kubernetes knows, and the shape of those that hold mappings."""
+    """A mapping: the fields that lbagent reads, all fields of Kubernetes, and the shape of those that hold mappings."""
 
     read: frozenset[str]
     known: frozenset[str]
@@ -60,7 +60,7 @@ def _walk(raw: dict[str, Any], shape: _Shape, path: FieldPath) -> Iterator[Missp
                     yield from _walk(item, inner, (*path, field, index))
 
 
-# Fields that Kubernetes knows and lbagent does not read, by shape. Source: the Kubernetes API 1.36, and its betas.
+# Fields of Kubernetes that lbagent does not read, by shape. Source: the Kubernetes API 1.36, and its betas.
 NOT_READ: dict[type[Struct], str] = {
     wire.Meta: "clusterName deletionGracePeriodSeconds generateName generation managedFields ownerReferences"
     " resourceVersion selfLink",
@@ -96,7 +96,7 @@ NOT_READ: dict[type[Struct], str] = {
 
 
 def _inner_struct(hint: Any) -> type[Struct] | None:
-    """Return the Struct that a field's type names, alone or in a list."""
+    """Return the Struct in a field's type, alone or in a list."""
     if isinstance(hint, type) and issubclass(hint, Struct):
         return hint
     return next((found for each in get_args(hint) if (found := _inner_struct(each))), None)

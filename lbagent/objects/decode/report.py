@@ -1,4 +1,4 @@
-"""Collect what is wrong with one object while its fields are read, and read the fields every kind has."""
+"""Collects the faults of one object while its fields are read, and reads the fields of every kind."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def seconds(text: str) -> float:
 
 
 class Report:
-    """The messages of one object. `locate` finds the line of a field; without it the object's own line is named.
+    """The messages of one object. `locate` finds the line of a field; without it messages have the object's own line.
 
-    `last` finds the object's last good form, of which a running agent keeps what is faulty now (objects/decode/last_good_parts.py).
+    `last` finds the object's last good form, whose values a running agent keeps for faulty parts
+    (objects/decode/last_good_parts.py).
     """
 
     def __init__(
@@ -51,20 +52,22 @@ class Report:
         self.messages: list[Message] = []
         self.kept: dict[str, int] = {}  # fields whose last good value was kept -> its generation
         self.wrong_type_fields: set[FieldPath] = set()
-        self.names_left_out: dict[FieldPath, str] = {}  # what list items were called that are not readable as a whole
+        self.names_left_out: dict[FieldPath, str] = {}  # names of list items that are not readable as a whole
         self._locate = locate
         self._find_last = last
         self._last: LastGoodObject | None = None
-        self._faults: dict[FieldPath, list[int]] = {}  # a field, and all that is around it -> numbers of its messages
+        self._faults: dict[
+            FieldPath, list[int]
+        ] = {}  # a field, and each field that contains it -> numbers of its messages
 
     def error(self, path: FieldPath, problem: str, kept: str = "") -> None:
-        """Say that a part was left out."""
+        """Report a part that was left out."""
         for length in range(len(path) + 1):
             self._faults.setdefault(path[:length], []).append(len(self.messages))
         self._add(path, problem, kept, warning=False)
 
     def wrong_type(self, path: FieldPath, problem: str, kept: str, item: Any) -> None:
-        """Say that a part is of a wrong type; `item` is what was taken out, with all that is in it."""
+        """Report a part of a wrong type; `item` is the removed part with its contents."""
         self.error(path, problem, kept)
         self.wrong_type_fields.add(path)
         if isinstance(item, dict) and isinstance(item.get("name"), str):
@@ -72,11 +75,11 @@ class Report:
             self.names_left_out[path[:at]] = item["name"]
 
     def warn(self, path: FieldPath, problem: str, kept: str = "") -> None:
-        """Say that something is understood and does not act."""
+        """Report a valid part without effect."""
         self._add(path, problem, kept, warning=True)
 
     def misspelt(self, field: MisspeltField) -> None:
-        """Report a misspelt field. The field that was meant counts as faulty where it is not given beside it.
+        """Report a misspelt field. The intended field counts as faulty if it is not given, too.
 
         So a running agent keeps its last good value.
         """
@@ -87,7 +90,7 @@ class Report:
             self._faults.setdefault(field.probable, []).append(number)
 
     def check_annotations(self, meta: Meta, known: frozenset[str]) -> None:
-        """Report the annotations and labels of our own that have no effect on this kind of object.
+        """Report the annotations and labels of lbagent that have no effect on this kind of object.
 
         A misspelling of one of `known` (its word, or the prefix) is an error, any other unknown word a warning.
         """
@@ -115,7 +118,7 @@ class Report:
         text = path_text(path)
         self.messages.append(Message(problem, kept, text, self.kind, self.key, self.origin.file, line, warning))
 
-    # --- what was good before ---
+    # --- the last good values ---
 
     def is_faulty(self, path: FieldPath) -> bool:
         """Return whether a field, or anything in it, has an error."""
@@ -129,12 +132,12 @@ class Report:
         return self._last
 
     def last_value(self, field: str) -> Any:
-        """Return the last good value of a field of our object; None when there is none."""
+        """Return the last good value of a field of this object; None if there is none."""
         last = self.last
         return getattr(last.obj, field) if last is not None else None
 
     def say_kept(self, path: FieldPath, what: str) -> None:
-        """Say in the messages about a field that its last good value was kept."""
+        """Add to the messages about a field that its last good value was kept."""
         last, text = self.last, path_text(path)
         assert last is not None
         generation = self.kept[text] = last.parts.get(text, last.generation)
@@ -144,7 +147,7 @@ class Report:
     # --- fields that more than one kind has ---
 
     def address(self, path: FieldPath, text: str | None, kept: str) -> bytes | None:
-        """Return the packed address; None and an error when it is not one that a packet may carry as its destination."""
+        """Return the packed address; None and an error if it cannot be the destination of a packet."""
         if (plain := plain_ip(text)) is not None:
             return plain
         try:
@@ -158,7 +161,7 @@ class Report:
         return packed
 
     def port(self, path: FieldPath, number: int | None, kept: str) -> int:
-        """Return a port of 1-65535; 0 and an error when it is not one."""
+        """Return a port of 1-65535; 0 and an error for another value."""
         if number is None:
             self.error(path, "the port is missing", kept)
         elif 1 <= number <= 65535:
@@ -177,7 +180,7 @@ class Report:
         return known
 
     def choice(self, path: FieldPath, text: str | None, words: dict[str, T], default: str, field: str) -> T:
-        """Return the value of a word; an error for an unknown one, and what our `field` was, else that of `default`."""
+        """Return the value of a word; for an unknown one an error, and the last good value of `field`, else `default`."""
         if text and text not in words:
             self.error(path, f"unknown value {text!r}; one of {', '.join(words)} is possible", f"{default} is used")
         if not self.is_faulty(path):
@@ -189,7 +192,7 @@ class Report:
         return words[default]
 
     def timestamp(self, meta: Meta) -> float:
-        """Return creationTimestamp in seconds since 1970, 0 when there is none or it is not a time (RFC 3339)."""
+        """Return creationTimestamp in seconds since 1970, 0 if there is none or it is not a time (RFC 3339)."""
         text, path = meta.creationTimestamp, ("metadata", "creationTimestamp")
         if not text:
             return self._was_created(path) if self.is_faulty(path) else 0.0
@@ -206,7 +209,7 @@ class Report:
         return float(created)
 
     def weight(self, meta: Meta) -> int | None:
-        """Return the weight annotation, 0-65535; None when there is none or it is not one."""
+        """Return the weight annotation, 0-65535; None if there is none or it is invalid."""
         self.check_annotations(meta, _WEIGHT_ONLY)
         found = annotation(meta, "weight")
         if found is None:
@@ -222,7 +225,7 @@ class Report:
 
 
 def plain_ip(text: str | None) -> bytes | None:
-    """Return the packed address of a clean, ordinary IPv4 text, by C code; None: look at it closely (`Report.address`)."""
+    """Return the packed address of an ordinary IPv4 text, by C code; None: `Report.address` checks it in detail."""
     try:
         packed = inet_pton(AF_INET, text or "")
     except (OSError, ValueError):
@@ -234,7 +237,7 @@ _PROTOCOLS = {"TCP": L4Type.TCP, "UDP": L4Type.UDP, "SCTP": L4Type.SCTP}
 
 
 def special(address: bytes) -> str:
-    """Return why an address can be neither frontend nor backend, '' when it can. Source: ValidateNonSpecialIP of Kubernetes."""
+    """Return why an address can be neither frontend nor backend, '' if it can. Source: ValidateNonSpecialIP of Kubernetes."""
     first = address[0]
     if len(address) == 4:
         if first == 0:
@@ -260,7 +263,7 @@ _LINK_LOCAL4 = bytes((169, 254))
 
 
 def text_of(value: Any) -> str:
-    """Return an annotation's or label's text; manifests may hold bare numbers and booleans there."""
+    """Return an annotation's or label's text; manifests may have bare numbers and booleans there."""
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, bool):
@@ -269,7 +272,7 @@ def text_of(value: Any) -> str:
 
 
 def annotation(meta: Meta, name: str, *cilium_names: str) -> tuple[FieldPath, str] | None:
-    """Return (path, text) of an annotation of ours, else a label of ours, else Cilium's annotation; None when none is there."""
+    """Return (path, text) of an annotation of lbagent, else a label of lbagent, else Cilium's annotation; None if there is none."""
     notes = meta.annotations or {}
     key = OURS + name
     if key in notes:
@@ -283,10 +286,10 @@ def annotation(meta: Meta, name: str, *cilium_names: str) -> tuple[FieldPath, st
 
 
 def label(meta: Meta, key: str) -> str | None:
-    """Return a label's text, None when it is not there."""
+    """Return a label's text, None if there is none."""
     return text_of(meta.labels[key]) if meta.labels and key in meta.labels else None
 
 
 def present(items: Iterable[T | None] | None) -> Iterable[tuple[int, T]]:
-    """Iterate over (index, item) of a list that may be null or hold nulls."""
+    """Iterate over (index, item) of a list that may be null or contain nulls."""
     return ((index, item) for index, item in enumerate(items or ()) if item is not None)

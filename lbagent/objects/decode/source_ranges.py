@@ -17,13 +17,13 @@ MAX_RANGES = 10000
 
 
 class SourceRanges(Struct, frozen=True):
-    """What a Service says: `texts`, of annotation or field. `by_place` has those that are ranges, `refused` the others."""
+    """Source ranges of a Service: `texts` of annotation or field, `by_place` those that are ranges, `refused` the others."""
 
     texts: tuple[str | None, ...] = ()
     of_annotation: bool = False
     by_place: dict[int, CIDR] = {}
     refused: dict[int, str] = {}  # why
-    is_cut: bool = False  # there are more than MAX_RANGES
+    is_cut: bool = False  # whether there are more than MAX_RANGES
 
     @property
     def ranges(self) -> tuple[CIDR, ...]:
@@ -32,14 +32,14 @@ class SourceRanges(Struct, frozen=True):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """A sentence for each value that is refused, which names the field or annotation."""
+        """A message with the field or annotation for each rejected value."""
         where = ANNOTATION if self.of_annotation else FIELD
         found = [f"{where}: {reason}" for reason in self.refused.values()]
         return (*found, *[f"{where}: more than {MAX_RANGES} ranges"] * self.is_cut)
 
 
 def read_source_ranges(field: Sequence[str | None], annotation: str) -> SourceRanges:
-    """Return what field and annotation ('' = not there) say. The field wins; without entries in either every client is allowed."""
+    """Return the ranges of field and annotation ('' = missing). The field takes precedence; no entries: all clients are allowed."""
     texts: tuple[str | None, ...] = tuple(field)
     of_annotation = not texts and bool(annotation.strip())
     if of_annotation:

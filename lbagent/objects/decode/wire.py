@@ -1,6 +1,6 @@
 """Kubernetes' own shapes, with only the fields that lbagent reads.
 
-Every field is optional and every list may hold null: the decoder of each kind (decode_service.py and its siblings) says what
+Every field is optional and every list may hold null: the decoder of each kind (decode_service.py and its siblings) reports what
 an object lacks. Unknown fields are ignored (version skew). Source: Kubernetes API v1, discovery.k8s.io/v1.
 """
 

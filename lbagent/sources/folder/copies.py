@@ -1,7 +1,7 @@
-"""Copies of manifests as they were when they were good, so that a file broken while the agent restarts keeps its objects.
+"""Copies of the last good manifests, so that a file that is broken while the agent restarts keeps its objects.
 
 Written in a thread, a moment after the file was read: without a copy such a file has no objects until it is good again. A copy
-that cannot be brought up to date is deleted: no copy is better than one that says what held earlier.
+that cannot be updated is deleted: no copy is better than an outdated one.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from lbagent.kernel.private_folder import make_private
 from lbagent.textfile.read_text import SUFFIXES, UnreadableManifest, read_text
 
 log = logging.getLogger(__name__)
-DELAY_S = 1.0  # good files are copied so long after they were read
-COPY_RETRY_DELAY_S = 10.0  # copies that could not be written are tried again
+DELAY_S = 1.0  # delay after reading a good file
+COPY_RETRY_DELAY_S = 10.0  # retry interval of copies that could not be written
 DRAFT = ".new"
 Signature = tuple[int, int, int, int]  # device, inode, mtime in ns, size
 
 
 def signature_of(path: str) -> Signature | None:
-    """Return what changes when a file does; None when it cannot be looked at."""
+    """Return the identity of a file's contents; None if it cannot be read."""
     try:
         status = os.stat(path)
     except OSError:
@@ -36,17 +36,17 @@ class ManifestCopies:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._noted: dict[str, Signature | None] = {}  # path -> as it was when it was good; None = deleted
+        self._noted: dict[str, Signature | None] = {}  # path -> identity of the last good contents; None = deleted
         self._failed: Mapping[str, str] = {}  # path -> why its copy is not up to date
         self._is_behind = asyncio.Event()
 
     @property
     def folder(self) -> str:
-        """Where the copies are."""
+        """The folder of the copies."""
         return self._folder
 
     def failure(self) -> str:
-        """Return which copies are not up to date, and why; '' when all are."""
+        """Return which copies are not up to date, and why; '' if all are."""
         if not self._failed:
             return ""
         path, why = next(iter(self._failed.items()))
@@ -64,19 +64,19 @@ class ManifestCopies:
             return None
 
     def names(self) -> list[str]:
-        """Return the names of the manifests there is a copy of, sorted."""
+        """Return the names of the manifests with a copy, sorted."""
         try:
             return sorted(name for name in os.listdir(self._folder) if name.endswith(SUFFIXES))
         except OSError:
             return []
 
     def note(self, path: str, signature: Signature | None) -> None:
-        """Say that a manifest is good now, or (None) that it was deleted."""
+        """Record that a manifest is good now, or (None) that it was deleted."""
         self._noted[path] = signature
         self._is_behind.set()
 
     async def run(self) -> None:
-        """Copy good files a moment after they were read, when reading the others is done, until cancelled."""
+        """Copy good files a moment after they were read, once the others are read, too, until cancelled."""
         await asyncio.to_thread(self.remove_drafts)
         while True:
             with contextlib.suppress(TimeoutError):
@@ -89,7 +89,7 @@ class ManifestCopies:
             self._take_failures(dict(noted), failed)
 
     def _take_failures(self, tried: Mapping[str, Signature | None], failed: Mapping[str, str]) -> None:
-        """Try again what failed, unless the file was noted again meanwhile."""
+        """Retry failed copies, unless the file was recorded again meanwhile."""
         for path in failed:
             self._noted.setdefault(path, tried[path])
         if failed and not self._failed:
@@ -97,19 +97,19 @@ class ManifestCopies:
         self._failed = failed
 
     def take(self) -> list[tuple[str, Signature | None]]:
-        """Return what was noted, for `save`, and forget it."""
+        """Return the recorded files for `save`, and forget them."""
         noted, self._noted = list(self._noted.items()), {}
         return noted
 
     def remove_drafts(self) -> None:
-        """Remove what an agent that ended in the middle of a copy left."""
+        """Remove the remains of an agent that ended while it wrote a copy."""
         with contextlib.suppress(OSError):
             for name in os.listdir(self._folder):
                 if name.endswith(DRAFT):
                     os.unlink(os.path.join(self._folder, name))
 
     def save(self, noted: Iterable[tuple[str, Signature | None]]) -> dict[str, str]:
-        """Bring the copies up to date; called in a thread. Return the files whose copies are not, and why."""
+        """Update the copies; called in a thread. Return the files whose copies are outdated, and why."""
         failed: dict[str, str] = {}
         for path, signature in noted:
             try:
@@ -142,7 +142,7 @@ class ManifestCopies:
                 file.flush()
                 os.fsync(file.fileno())
             os.utime(draft, ns=(signature[2], signature[2]))
-            if signature_of(path) == signature:  # else it is not what was found to be good
+            if signature_of(path) == signature:  # else its contents are not those that were good
                 os.replace(draft, copy)
         finally:
             with contextlib.suppress(OSError):
@@ -154,7 +154,7 @@ class ManifestCopies:
         return known is not None and known[2] == signature[2]
 
     def _delete_outdated(self, path: str, signature: Signature | None) -> str:
-        """Delete a copy that could not be brought up to date; return why that failed."""
+        """Delete a copy that could not be updated; return why that failed."""
         copy = self._copy(path)
         if signature is not None and self._is_current(copy, signature):
             return ""

@@ -1,4 +1,4 @@
-"""inotify on the manifest folder, which may not be there yet and may be exchanged for another one; nothing where inotify lacks."""
+"""inotify on the manifest folder, which may not exist yet and may be replaced by another one; does nothing without inotify."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from lbagent.kernel.inotify import LOST, Event, Mask, Watch
 
 
 class FolderWatch:
-    """Follows the folder that a path leads to."""
+    """Follows the folder at a path."""
 
     def __init__(self, folder: str, *, use_inotify: bool) -> None:
-        """Open inotify where the kernel has it; `follow` begins to watch the folder."""
+        """Open inotify if the kernel has it; `follow` begins to watch the folder."""
         self._folder = folder
         self._watch = _open() if use_inotify else None
         self._followed: tuple[int, int] | None = None  # device and inode of the folder
 
     @property
     def is_available(self) -> bool:
-        """Whether there is inotify: without it, nothing says when a writer closes a file."""
+        """Whether there is inotify: without it, the end of a write is not reported."""
         return self._watch is not None
 
     @property
@@ -30,7 +30,7 @@ class FolderWatch:
         return self._followed is not None
 
     def follow(self) -> None:
-        """Watch the folder that the path leads to now."""
+        """Watch the folder that is at the path now."""
         if self._watch is None:
             return
         try:
@@ -54,21 +54,21 @@ class FolderWatch:
             asyncio.get_running_loop().add_reader(self._watch.fd, read)
 
     def close(self) -> None:
-        """End what `start` began."""
+        """Stop the calls of `start`."""
         if self._watch:
             asyncio.get_running_loop().remove_reader(self._watch.fd)
             self._watch.close()
 
 
 def is_lost(event: Event) -> bool:
-    """Return whether an event says that the folder is not watched any more: it was deleted, moved or unmounted."""
+    """Return whether an event reports that the folder is no longer watched: it was deleted, moved or unmounted."""
     return bool(event.mask & LOST)
 
 
 def is_about_all_files(event: Event) -> bool:
-    """Return whether an event may stand for a change of every file.
+    """Return whether an event may mean a change of every file.
 
-    `..data`: Kubernetes exchanges all files of a mounted ConfigMap by one link.
+    `..data`: Kubernetes replaces all files of a mounted ConfigMap by one link.
     """
     return bool(event.mask & Mask.Q_OVERFLOW) or event.name.startswith("..")
 

@@ -1,4 +1,4 @@
-"""The objects of a set of manifest files: last good objects a file, the first of duplicates, what is wrong. No waiting here."""
+"""The objects of a set of manifest files: last good objects per file, the first of duplicates, problems. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lbagent.sources.manifest.documents import KeptGenerations, ParsedManifest
 from lbagent.textfile.read_text import SUFFIXES, UnreadableManifest, read_text
 
 ObjectKey = tuple[str, str]  # kind, key
-SOURCE = "folder"  # the name of the source that every object of a manifest file carries
-MAX_CHANGES_AT_ONCE = 1000  # objects exchanged in one go
+SOURCE = "folder"  # `origin.source` of every object of a manifest file
+MAX_CHANGES_AT_ONCE = 1000  # objects replaced per step
 
 
 class _File(Struct, gc=False):
-    """A file as it was read last. `failure` is why it does not count now; `objects` are then the last good ones."""
+    """A file as last read. `failure` is the reason why it cannot be used; `objects` are then the last good ones."""
 
     parsed: ParsedManifest
     generation: int
@@ -29,7 +29,7 @@ class _File(Struct, gc=False):
 
 
 class FileReading(Struct, frozen=True, gc=False):
-    """A file that was read and not yet taken over: what it holds, or why it does not count."""
+    """A file that was read and is not yet in use: its objects, or why it cannot be used."""
 
     path: str
     parsed: ParsedManifest | None = None
@@ -38,32 +38,34 @@ class FileReading(Struct, frozen=True, gc=False):
 
 
 class ManifestFiles:
-    """Objects of files by name. Every change gives the changes of objects that follow from it."""
+    """Objects of files by name. Every change of a file returns the resulting changes of objects."""
 
     def __init__(
         self, *, say_generation: bool = True, recall: Callable[[str], str | None] = lambda _path: None
     ) -> None:
-        """`recall` gives the last good text of a file not read before; `say_generation` is for messages of a running agent."""
+        """`recall` returns the last good text of a file not read before; `say_generation`: messages have generations."""
         self._recall = recall
-        self.generation = 0  # how many batches of changed objects the source has published; the source counts them
+        self.generation = (
+            0  # number of batches of changed objects that the source has published; the source counts them
+        )
         self.revision = 0  # counts changes of `problems`
         self._say_generation = say_generation
         self._files: dict[str, _File] = {}
-        self._holders: dict[ObjectKey, list[KubeObject]] = {}  # all objects of a kind and key, the one that holds first
+        self._holders: dict[ObjectKey, list[KubeObject]] = {}  # all objects of a kind and key, the effective one first
         self._duplicates: set[ObjectKey] = set()
 
     def __len__(self) -> int:
-        """Return the number of files known."""
+        """Return the number of files."""
         return len(self._files)
 
     @property
     def count(self) -> int:
-        """How many objects hold."""
+        """The number of effective objects."""
         return len(self._holders)
 
     @property
     def paths(self) -> Iterable[str]:
-        """The files known."""
+        """The names of the files."""
         return self._files.keys()
 
     def read(self, path: str, *, any_file: bool = False) -> list[ObjectChange]:
@@ -71,28 +73,28 @@ class ManifestFiles:
         return self.accept(self.prepare(path, any_file=any_file))
 
     def prepare(self, path: str, *, any_file: bool = False) -> FileReading:
-        """Read and parse a file, changing nothing: may run in a thread while the event loop leaves this file alone."""
+        """Read and parse a file without a change: may run in a thread while the event loop does not use this file."""
         try:
             return self.parse(path, read_text(path, any_file=any_file))
         except UnreadableManifest as error:
             return self._failed(path, error.message)
 
     def parse(self, path: str, text: str) -> FileReading:
-        """Parse the text of a file, changing nothing. What is faulty keeps its last good value."""
+        """Parse the text of a file without a change. Faulty parts keep their last good value."""
         before = _LastGoodFile(self._files.get(path), lambda: self._recalled(path))
         try:
             parsed = documents.parse(text, path, SOURCE, before.find)
         except UnreadableManifest as error:
             return self._failed(path, error.message)
         if parsed.is_empty and before.parsed.objects:
-            # A file is truncated before it is written, and comments may be all that a template gave: neither says that
-            # the objects are to go. Deleting the file does, and so does a List without items.
+            # A file is truncated before it is written, and a template may result in comments only: neither means that the objects
+            # are deleted. Deleting the file does, and so does a List without items.
             what = "the file holds only comments" if text.strip() else "the file is empty"
             return self._failed(path, Message(what, file=path))
         return FileReading(path, self._keep_missing(parsed, before) if parsed.unidentified else parsed)
 
     def _keep_missing(self, parsed: ParsedManifest, before: _LastGoodFile) -> ParsedManifest:
-        """Keep what is not there any more: a document that does not say which object it is may be one of these."""
+        """Keep objects that are missing now: a document without a usable name may be one of these."""
         present = {(kind, obj.key) for kind, obj in parsed.objects}
         gone = [(kind, obj) for kind, obj in before.parsed.objects if (kind, obj.key) not in present]
         kept = dict(parsed.kept)
@@ -117,11 +119,11 @@ class ManifestFiles:
         return FileReading(path, None, message, ParsedManifest() if path in self._files else self._recalled(path))
 
     def accept(self, reading: FileReading) -> list[ObjectChange]:
-        """Take over what was read."""
+        """Use the objects that were read."""
         return [change for part in self.accept_parts(reading) for change in part]
 
     def accept_parts(self, reading: FileReading) -> Iterator[list[ObjectChange]]:
-        """Take over what was read, some objects at a time; to be iterated to its end."""
+        """Use the objects that were read, some objects at a time; to be iterated to its end."""
         path, parsed = reading.path, reading.parsed
         if parsed is None:
             assert reading.failure is not None
@@ -139,7 +141,7 @@ class ManifestFiles:
             known.generation = old.generation if old else self.generation
 
     def _fail(self, path: str, message: Message, recalled: ParsedManifest) -> list[ObjectChange]:
-        """Keep what a file held when it was good, and say so."""
+        """Keep the last good objects of a file, and report it."""
         changes: list[ObjectChange] = []
         known = self._files.get(path)
         if known is None:
@@ -155,13 +157,13 @@ class ManifestFiles:
         return changes
 
     def resume(self, path: str) -> list[ObjectChange]:
-        """Take over what a file held before the agent was restarted; it counts as not read yet."""
+        """Use the objects that a file had before the agent was restarted; it counts as not read yet."""
         recalled = self._recalled(path)
         self._files[path] = _File(recalled, 0)
         return [change for part in self._exchange(ParsedManifest(), recalled) for change in part]
 
     def _recalled(self, path: str) -> ParsedManifest:
-        """Return what the file held before the agent was restarted."""
+        """Return the objects that the file had before the agent was restarted."""
         text = self._recall(path)
         if text is None:
             return ParsedManifest()
@@ -171,12 +173,12 @@ class ManifestFiles:
             return ParsedManifest()
 
     def is_good(self, path: str) -> bool:
-        """Return whether the file parsed when it was read last, and needed nothing from before."""
+        """Return whether the file parsed when it was last read, and kept no last good value."""
         known = self._files.get(path)
         return known is not None and known.failure is None and not known.parsed.kept
 
     def remove(self, path: str) -> list[ObjectChange]:
-        """Take a file and its objects away."""
+        """Remove a file and its objects."""
         old = self._files.pop(path, None)
         if old is None:
             return []
@@ -184,7 +186,7 @@ class ManifestFiles:
         return [change for part in self._exchange(old.parsed, ParsedManifest()) for change in part]
 
     def _exchange(self, old: ParsedManifest, new: ParsedManifest) -> Iterator[list[ObjectChange]]:
-        """Replace the objects of a file. An object that is equal stays the same object and is no change."""
+        """Replace the objects of a file. An equal object stays the same Python object and is no change."""
         pairs: dict[ObjectKey, tuple[list[KubeObject], list[KubeObject]]] = {}
         for side, parsed in enumerate((old, new)):
             for kind, obj in parsed.objects:
@@ -223,14 +225,14 @@ class ManifestFiles:
         return ObjectChange(*key, old, holders[0]) if old != holders[0] else None
 
     def snapshot(self) -> ObjectSnapshot:
-        """Return every object that holds."""
+        """Return every effective object."""
         kinds: dict[str, dict[str, KubeObject]] = {field: {} for field in FIELD_OF_KIND.values()}
         for (kind, key), holders in self._holders.items():
             kinds[FIELD_OF_KIND[kind]][key] = holders[0]
         return ObjectSnapshot(**kinds)  # type: ignore[arg-type]
 
     def problems(self) -> list[Message]:
-        """Return what is wrong, by file and line."""
+        """Return the problems, by file and line."""
         found = [message for file in self._files.values() for message in file.parsed.messages]
         found += [file.failure for file in self._files.values() if file.failure]
         for kind, key in self._duplicates:
@@ -252,7 +254,7 @@ class ManifestFiles:
 
 
 class _LastGoodFile:
-    """What a file held when it was good; looked up only when something is wrong now."""
+    """The last good objects of a file; looked up only if the file has a fault now."""
 
     def __init__(self, file: _File | None, recall: Callable[[], ParsedManifest]) -> None:
         self._file = file
@@ -281,12 +283,12 @@ def manifest_names(folder: str) -> list[str]:
 
 
 def is_manifest(name: str) -> bool:
-    """Return whether a name is one of a manifest: *.yaml, *.yml, *.json, printable, not starting with a dot."""
+    """Return whether a name is that of a manifest: *.yaml, *.yml, *.json, printable, not starting with a dot."""
     return name.endswith(SUFFIXES) and not name.startswith(".") and name.isprintable()
 
 
 def load(path: str) -> ManifestFiles:
-    """Read a folder or a file once, as `plan` does. Raises OSError when it is not there or cannot be listed."""
+    """Read a folder or a file once, as `plan` does. Raises OSError if it does not exist or cannot be listed."""
     files = ManifestFiles(say_generation=False)
     if os.path.isdir(path):
         for name in manifest_names(path):

@@ -1,7 +1,7 @@
-"""The manifest folder as a source: inotify, and polling where that is not to be had.
+"""The manifest folder as a source: inotify, or polling where there is none.
 
 A file that does not parse keeps its last good objects; a folder that is gone, unreadable or empty keeps all of them.
-A file is deleted when it has been away for a moment: editors replace files by taking them away first.
+A file counts as deleted when it has been missing for a moment: some editors remove a file before they replace it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from lbagent.sources.folder.manifest_files import SOURCE, ManifestFiles, is_mani
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0  # without inotify, or while the folder is gone
-RESCAN_INTERVAL_S = 10.0  # with inotify: what it does not see (targets of links, a folder exchanged by a link)
+RESCAN_INTERVAL_S = (
+    10.0  # with inotify: for changes that it does not report (targets of links, a folder replaced by a link)
+)
 DELETE_DELAY_S = 0.1  # a file that is missing for so long counts as deleted
 DELETE_DELAY_AFTER_LOSS_S = 2.0  # the same after the folder was gone or empty, and for as long as it keeps changing
-YOUNG_NS = 100_000_000  # without inotify, a file changed so lately may not be whole
-BATCH_S = 0.02  # work in one go before the loop runs other tasks
-MAX_LOOKS_AT_ONCE = 50  # files looked at before the loop runs other tasks
+YOUNG_NS = 100_000_000  # without inotify, a file that changed so recently may be incomplete
+BATCH_S = 0.02  # duration of a step before the loop runs other tasks
+MAX_LOOKS_AT_ONCE = 50  # files checked before the loop runs other tasks
 LARGE = 32 << 10  # bytes, about BATCH_S of parsing
 
 
@@ -51,7 +53,7 @@ class FolderSource:
     ) -> None:
         """`folder` need not exist yet; `last_good` is a folder for copies of good files, '' for none."""
         self.synced = asyncio.Event()
-        self._resumes = False  # an earlier agent's objects are served: until there is a folder the copies of them count
+        self._resumes = False  # an earlier agent's objects are served: until there is a folder its copies are used
         self._resumed = False  # the objects are those of the copies
         self._folder = folder
         self._poll_s, self._rescan_s = poll_s, rescan_s
@@ -60,30 +62,30 @@ class FolderSource:
         self._files = ManifestFiles(recall=self._copies.recall) if self._copies else ManifestFiles()
         self._seen: dict[str, Signature | None] = {}  # by path; None = could not be read
         self._pending: dict[str, None] = {}  # paths to read, in the order they were reported
-        self._missing: dict[str, float] = {}  # paths that are away -> when they count as deleted
+        self._missing: dict[str, float] = {}  # missing paths -> when they count as deleted
         self._problem: Message | None = None  # of the folder itself
         self._message_log = MessageLog(log, "manifest refused")
         self._recovering = False
         self._wake = asyncio.Event()
         self._rescan = True
-        self._looked = 0.0  # when everything was looked at last
+        self._looked = 0.0  # time of the last check of all files
         self._watch = FolderWatch(folder, use_inotify=use_inotify)
 
     @property
     def trusted(self) -> bool:
-        """Whether the folder was readable and held a manifest, and is not just coming back."""
+        """Whether the folder was readable with a manifest, and is not being read again after an absence."""
         return self._problem is None and not self._recovering
 
     @property
     def distrust(self) -> Message | None:
-        """What is wrong with the folder, or that its files are read again after it was away."""
+        """The problem of the folder, or that its files are read again after an absence."""
         if self._problem is None and self._recovering:
             return Message("the folder is back and its files are read", file=self._folder)
         return self._problem
 
     @property
     def listed(self) -> bool:
-        """As `trusted`: copies of manifests stand in for a folder that is away, and may be older than it."""
+        """The same as `trusted`: copies replace the manifests of a missing folder, and may be older."""
         return self.trusted
 
     @property
@@ -93,23 +95,23 @@ class FolderSource:
 
     @property
     def copies_folder(self) -> str:
-        """Where copies of good manifests are; '' without any."""
+        """The folder of copies of good manifests; '' without one."""
         return self._copies.folder if self._copies else ""
 
     def copies_failure(self) -> str:
-        """Return which copies are not up to date, and why; '' when all are."""
+        """Return which copies are not up to date, and why; '' if all are."""
         return self._copies.failure() if self._copies else ""
 
     def snapshot(self) -> ObjectSnapshot:
-        """Return every object that holds."""
+        """Return every effective object."""
         return self._files.snapshot()
 
     def problems(self) -> Sequence[Message]:
-        """Return what is wrong with the folder and its files."""
+        """Return the problems of the folder and its files."""
         return ([self._problem] if self._problem else []) + self._files.problems()
 
     def resume(self) -> None:
-        """Use the copies of an earlier agent's manifests until there is a folder: what is served keeps its names."""
+        """Use the copies of an earlier agent's manifests until there is a folder: served frontends keep their names."""
         self._resumes = True
 
     async def run(self, on_change: OnChange) -> None:
@@ -131,7 +133,7 @@ class FolderSource:
             self._copies.note(path, signature)
 
     async def _wait(self) -> None:
-        """Wait for an event, the next look at everything, or a deletion that is due."""
+        """Wait for an event, the next check of all files, or a deletion that is due."""
         until = self._looked + (self._rescan_s if self._watch.is_following else self._poll_s)
         if self._missing:
             until = min(until, *self._missing.values())
@@ -148,7 +150,7 @@ class FolderSource:
 
     def _take_events(self, events: Sequence[Event]) -> None:
         for event in events:
-            # While the folder is gone or empty, any event is a reason to see what is there now.
+            # While the folder is gone or empty, any event leads to a check of all files.
             if self._problem or is_lost(event) or is_about_all_files(event):
                 self._rescan = True
             elif is_manifest(event.name):
@@ -160,7 +162,7 @@ class FolderSource:
     # --- work ---
 
     async def _work(self, on_change: OnChange) -> None:
-        """Do what is due: look at everything if asked to, read what changed, delete what stayed away."""
+        """Do the work that is due: check all files if requested, read changed ones, delete those that stayed missing."""
         before = (self._problem, self._files.revision, self.trusted)
         first = not self.synced.is_set()
         if self._rescan:
@@ -189,12 +191,12 @@ class FolderSource:
         on_change(changes)
 
     async def _read_copies(self, problem: str) -> list[ObjectChange]:
-        """Take over the copies of an earlier agent's manifests: what it served has names again."""
+        """Use the copies of an earlier agent's manifests: the frontends that it served have names again."""
         changes: list[ObjectChange] = []
         for name in self._copies.names() if self._copies else ():
             path = os.path.join(self._folder, name)
             changes += self._files.resume(path)
-            self._seen[path] = None  # read it when it is back, and delete it when the folder is back without it
+            self._seen[path] = None  # read when it is back, deleted if the folder is back without it
             await asyncio.sleep(0)
         self._resumed = True
         self._keep_everything(problem)
@@ -253,7 +255,7 @@ class FolderSource:
         return changes
 
     def _list(self) -> list[str] | None:
-        """Return the paths of the manifests; None when there are none or the folder cannot be read: then nothing is deleted."""
+        """Return the paths of the manifests; None if there are none or the folder cannot be read: then nothing is deleted."""
         try:
             names = manifest_names(self._folder)
         except OSError as error:
@@ -266,7 +268,7 @@ class FolderSource:
         return [os.path.join(self._folder, name) for name in names]
 
     def _keep_everything(self, problem: str) -> None:
-        """Keep everything: a list that failed or is empty does not say that the objects were deleted."""
+        """Keep all objects: a failed or empty list does not mean that the objects were deleted."""
         self._missing.clear()
         self._recovering = True
         objects, generation = self._files.count, 0 if self._resumed else self._files.generation
@@ -274,7 +276,7 @@ class FolderSource:
         self._problem = Message(problem, kept, file=self._folder, warning=not objects)
 
     async def _scan(self, on_change: OnChange | None) -> None:
-        """Look at every file, and note those that are new, changed or away; what events report meanwhile comes first."""
+        """Check every file, and record those that are new, changed or missing; files of events that arrive meanwhile come first."""
         self._looked = time.monotonic()
         self._watch.follow()
         paths = self._list()
@@ -297,7 +299,7 @@ class FolderSource:
             self._miss(path)
 
     def _is_being_written(self, signature: Signature | None) -> bool:
-        """Without inotify nothing says when a writer closes a file: leave it to the next look while it is very young."""
+        """Without inotify the end of a write is not reported: leave a file that has just changed to the next check."""
         if self._watch.is_available or signature is None or not self.synced.is_set():
             return False
         return 0 <= time.time_ns() - signature[2] < YOUNG_NS

@@ -1,8 +1,8 @@
-"""The Kubernetes API as a source: a reflector for each resource, and what they mean together.
+"""The Kubernetes API as a source: a reflector for each resource, and their combination.
 
-Nothing is given before every resource was listed once; only what is optional is waited for no longer than a moment. An agent
-that continues from the maps of an earlier one waits only a moment for that: it continues untrusted, so that
-everything stays, and the network and the devices are followed.
+No object is reported before every resource was listed once, except that optional ones are waited for only a moment. An agent that
+continues from the maps of an earlier one waits only a moment, too: it continues untrusted, so that all entries stay, and follows
+the network and the devices.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class KubeSource:
     name = SOURCE
 
     def __init__(self, settings: KubeSettings) -> None:
-        """Raises ConfigError when the kubeconfig, or what a Pod is given, is not there."""
+        """Raises ConfigError if the kubeconfig, or the service account of a Pod, is missing."""
         settings.check()
         self.synced = asyncio.Event()
         self._settings = settings
@@ -66,11 +66,11 @@ class KubeSource:
         self._services = self._reflectors[0].cache
         self._names = ServiceNames(settings.state_dir, lambda: self._services.keys | self._remembered)
         self._resumes = False
-        self._remembered: frozenset[str] = frozenset()  # Services that an earlier agent knew and no list has held yet
-        self._needed_listed = asyncio.Event()  # all but what is optional
+        self._remembered: frozenset[str] = frozenset()  # Services of an earlier agent that no list has had yet
+        self._needed_listed = asyncio.Event()  # all except optional ones
         self._all_listed = asyncio.Event()
         self._is_given = False  # the first lists were given
-        self._was_held = ""  # the text of the last Event about deletions that wait
+        self._was_held = ""  # the text of the last Event about waiting deletions
         self._generation = 0
         self._on_change: OnChange | None = None
         self._message_log = MessageLog(log, "object of the API refused")
@@ -89,36 +89,36 @@ class KubeSource:
 
     @property
     def contact(self) -> ServerContact:
-        """What ends the pauses of other clients when the server answers."""
+        """Ends the pauses of other clients when the server answers."""
         return self._client.contact
 
     # --- the protocol of a source ---
 
-    remembered = False  # it remembers names alone
+    remembered = False  # it stores only names
 
     @property
     def trusted(self) -> bool:
-        """Whether every resource was listed, is followed, and nothing waits for a confirmation."""
+        """Whether every resource was listed and is followed, and no deletion waits for a confirmation."""
         return self.distrust is None
 
     @property
     def distrust(self) -> Message | None:
-        """Why the lists do not count, in one message."""
+        """Why the lists are not trusted, in one message."""
         own = self._own_problem()
         return own if own or self._is_given else NOT_LISTED
 
     @property
     def listed(self) -> bool:
-        """Whether every resource was listed: what a list holds counts, while what it lacks may wait for a confirmation."""
+        """Whether every resource was listed: objects of a list are current, while missing ones may wait for a confirmation."""
         return self._is_given
 
     @property
     def held(self) -> int:
-        """How many objects the last lists did not hold and are kept until that is confirmed."""
+        """The number of objects missing in the last lists, which are kept until their deletion is confirmed."""
         return len(self._remembered) + sum(len(each.cache.held) for each in self._reflectors)
 
     def snapshot(self) -> ObjectSnapshot:
-        """Return every object; nothing before the first lists are whole."""
+        """Return every object; none before the first lists are whole."""
         if not self._is_given:
             return ObjectSnapshot()
         kinds: dict[str, dict[str, KubeObject]] = {
@@ -127,14 +127,14 @@ class KubeSource:
         return ObjectSnapshot(**kinds)  # type: ignore[arg-type]
 
     def problems(self) -> Sequence[Message]:
-        """Return what stands in the way, what waits for a confirmation, and what is wrong with objects."""
+        """Return failures, deletions that wait for a confirmation, and problems of objects."""
         own = self._own_problem()
         absent = [message for each in self._reflectors if (message := self._absence(each))]
         refused = [message for each in self._reflectors for message in each.cache.messages]
         return [*([own] if own else ()), *absent, *refused]
 
     def _absence(self, reflector: Reflector) -> Message | None:
-        """Return what is wrong with an optional resource. A server that does not answer is reported once."""
+        """Return the problem of an optional resource. A server that does not answer is reported once."""
         resource, failure = reflector.resource, reflector.failure
         if not resource.optional:
             return None
@@ -148,7 +148,7 @@ class KubeSource:
 
     @property
     def remedy(self) -> str:
-        """What an operator does about a list that is not believed, or a server that is away."""
+        """The remedy for a list that is not trusted, or a server that does not answer."""
         return CONFIRM if self._held_text() else REACH
 
     def _own_problem(self) -> Message | None:
@@ -162,12 +162,12 @@ class KubeSource:
         return Message(f"{held}; {failing.problem}" if failing else held, "what was there is kept")
 
     def resume(self) -> None:
-        """Remember which Services an earlier agent knew: a first list without most of them is not believed at once."""
+        """Read the Services of an earlier agent: a first list without most of them waits for a confirmation."""
         self._resumes = True
         self._remembered = self._names.recall()
 
     async def run(self, on_change: OnChange) -> None:
-        """List and watch until cancelled. Raises NotFound when the server has other nodes, but not this one."""
+        """List and watch until cancelled. Raises NotFound if the server has other nodes, but not this one."""
         self._on_change = on_change
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -180,7 +180,7 @@ class KubeSource:
             await self._client.close()
 
     def set_max_delete_ratio(self, percent: int) -> None:
-        """Use another limit from now on; deletions that wait and are within it are done."""
+        """Use a new limit from now on; waiting deletions within it take effect."""
         self._max_delete_ratio = percent
         if self._remembered and not self._is_too_much(self._services, self._remembered):
             self._remembered = frozenset()
@@ -194,7 +194,7 @@ class KubeSource:
     # --- first lists ---
 
     async def _wait_for_lists(self) -> None:
-        """Wait for every list, but only for a while for those that are optional: they are taken in when they come."""
+        """Wait for every list, but only for a while for optional ones: these are used when they arrive."""
         await self._needed_listed.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.timing.optional_s):
@@ -202,14 +202,17 @@ class KubeSource:
         for reflector in self._reflectors:
             if not reflector.listed.is_set():
                 fields = {"resource": reflector.resource.name}
-                log.warning("the Kubernetes API does not list an optional resource: the agent goes on", extra=fields)
+                log.warning(
+                    "the Kubernetes API does not list an optional resource: the agent continues without it",
+                    extra=fields,
+                )
 
     async def _give_first_lists(self, lists: asyncio.Task[None]) -> None:
         if self._resumes:
             await asyncio.wait({lists}, timeout=self._settings.timing.first_list_s)
             if not lists.done():
                 log.warning("no list of the Kubernetes API yet: what the maps hold is served")
-                self._tell([])
+                self._notify_listener([])
                 self.synced.set()
         await lists
         await self._require_node()
@@ -219,7 +222,7 @@ class KubeSource:
         self.synced.set()
 
     async def _require_node(self) -> None:
-        """Refuse a node name without a Node, if there are other Nodes: an empty server proves nothing about names."""
+        """Reject a node name without a Node, if there are other Nodes: an empty server proves nothing about names."""
         (nodes,) = (each.cache for each in self._reflectors if each.resource.path == NODES)
         name = self._settings.node_name
         if len(nodes):
@@ -231,7 +234,7 @@ class KubeSource:
             log.warning("no Node object with this name; names cannot be listed", extra={"error": str(error)})
             return
         names = sorted(item.metadata.name for item in found.items or ())
-        if names and name not in names:  # it may have come since its own list was read
+        if names and name not in names:  # it may have been created since the list was read
             more = f" and {len(names) - MAX_NAMED_NODES} more" if len(names) > MAX_NAMED_NODES else ""
             raise NotFound(
                 f"the API server has no node {name!r}; it has {', '.join(names[:MAX_NAMED_NODES])}{more}."
@@ -241,7 +244,7 @@ class KubeSource:
     # --- lists and changes ---
 
     def _take_list(self, reflector: Reflector, draft: Draft) -> None:
-        """Take over a list; what it lacks beyond the limit is held."""
+        """Use a list; objects that it lacks beyond the limit are kept."""
         cache = reflector.cache
         missing = cache.missing(draft)
         known = len(cache)
@@ -260,19 +263,19 @@ class KubeSource:
         self._publish(changes)
 
     def _publish(self, changes: Sequence[ObjectChange]) -> None:
-        """Report changes once the first lists were given; until then only that something is wrong."""
+        """Report changes after the first lists; before only problems."""
         if not self._is_given:
             changes = ()
         if self._remembered and self._is_given:
             self._remembered -= set(self._services.keys)
         self._generation += bool(changes)
-        self._tell(changes)
+        self._notify_listener(changes)
         self._write_held()
         if any(change.kind == "Service" for change in changes):
             self._names.note()
         self._message_log.update([message for each in self._reflectors for message in each.cache.messages])
 
-    def _tell(self, changes: Sequence[ObjectChange]) -> None:
+    def _notify_listener(self, changes: Sequence[ObjectChange]) -> None:
         if self._on_change is not None:
             self._on_change(changes)
 
@@ -280,11 +283,11 @@ class KubeSource:
 
     @property
     def _is_empty(self) -> bool:
-        """Whether an agent that continues from its maps got no Service at all, and has no record of those that were."""
+        """Whether an agent that continues from its maps got no Service at all, and has no record of earlier ones."""
         return self._resumes and self._is_given and not len(self._services) and self._max_delete_ratio < 100
 
     def _measure_remembered(self) -> None:
-        """Compare the Services with those that an earlier agent knew; an agent without earlier maps has none."""
+        """Compare the Services with those of an earlier agent; an agent without earlier maps has none."""
         if not self._is_given or not self._remembered:
             return
         if not self._is_too_much(self._services, self._remembered):
@@ -307,7 +310,7 @@ class KubeSource:
         self._was_held = held
 
     def _held_text(self) -> str:
-        """Return which lists are not believed; '' when all are."""
+        """Return which lists are not trusted; '' if all are."""
         missing = [(len(each.cache.held), len(each.cache), each.resource.name) for each in self._reflectors]
         if self._is_given:
             gone = len(self._remembered)

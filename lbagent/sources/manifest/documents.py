@@ -1,6 +1,6 @@
-"""Manifest texts to objects: YAML or JSON, several documents, List objects. Says FILE:LINE and field of what is wrong.
+"""Manifest texts to objects: YAML or JSON, several documents, List objects. Messages have FILE:LINE and field.
 
-What a single object says is decoded in objects/decode; here texts are taken apart into objects, and their lines found.
+objects/decode decodes a single object; this module splits texts into objects, and finds their lines.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from lbagent.textfile.yamldoc import Lines, YamlError
 from lbagent.value_errors import wrong_type
 
 MAX_OBJECTS = 1_000_000  # of one file
-BY_HAND = 1 << 18  # characters: JSON up to here may be written by a person, who may write a key twice
+BY_HAND = 1 << 18  # characters: shorter JSON may be written by a person, with a key given twice
 
 
 FindLastGood = Callable[[str, str], LastGoodObject | None]  # kind, key -> the last good form of an object
 
 
 class KeptGenerations(Struct, frozen=True, gc=False):
-    """Generations of what an object has from before: of all of it (None: of its file), and of fields that are older."""
+    """Generations of an object's last good parts: of the object (None: of its file), and of older fields."""
 
     generation: int | None = None
     parts: Mapping[str, int] = MappingProxyType({})
 
 
 class ParsedManifest(Struct, frozen=True, gc=False):
-    """What one text holds, and what stays of what it held before. `is_empty`: there was no document at all.
+    """The contents of one text, with kept parts of the earlier contents. `is_empty`: there was no document at all.
 
-    `unidentified` are messages about documents that do not say which object they are.
+    `unidentified` are messages about documents without a usable name.
     """
 
     objects: tuple[tuple[str, KubeObject], ...] = ()  # (kind, object) in order
@@ -76,7 +76,7 @@ class _ParsedObjects:
             self.refused.setdefault(key, decoded.last)
 
     def finish(self, *, is_empty: bool) -> ParsedManifest:
-        """Add the last good form of refused objects that are not there a second time, in order."""
+        """Add the last good form of rejected objects that do not occur a second time, in order."""
         if self.refused:
             present = {(kind, obj.key) for kind, obj in self.found}
             for (kind, key), last in self.refused.items():
@@ -89,8 +89,8 @@ class _ParsedObjects:
 def parse(text: str, path: str, source: str, find: FindLastGood = lambda _kind, _key: None) -> ParsedManifest:
     """Read every object of a text that is used.
 
-    `source` is the name of the source that reads it. What is faulty keeps the last good value that `find` gives. Raises
-    UnreadableManifest when the text is not YAML or JSON, or holds something else than objects.
+    `source` is the name of the source that reads it. Faulty parts keep the last good value from `find`. Raises UnreadableManifest
+    if the text is not YAML or JSON, or has something else than objects.
     """
     try:
         return _parse(_documents(text, path), text, path, source, find)
@@ -123,7 +123,7 @@ def _parse(
                 objects.add(decode_object(raw, origin, finder.bound(number, at, line), find))
     except YamlError as error:
         raise UnreadableManifest(Message(error.problem, file=path, line=error.line)) from None
-    if no_objects and not objects.found:  # what is no manifest at all
+    if no_objects and not objects.found:  # not a manifest
         raise UnreadableManifest(no_objects[0])
     objects.unidentified += [replace(each, kept="the document is left out") for each in no_objects]
     return objects.finish(is_empty=is_empty)
@@ -135,7 +135,7 @@ def _documents(text: str, path: str) -> Iterable[tuple[int, Any]]:
         return yamldoc.load(text)
     if len(text) <= BY_HAND:
         _refuse_twins(text, path)
-    try:  # JSON is ten times as fast to read, and is what large folders hold
+    try:  # JSON is ten times as fast to read, and large folders use it
         found = msgspec.json.decode(text, type=_JsonList)
     except msgspec.ValidationError:
         return [(1, msgspec.json.decode(text))]
@@ -143,7 +143,7 @@ def _documents(text: str, path: str) -> Iterable[tuple[int, Any]]:
 
 
 def _refuse_twins(text: str, path: str) -> None:
-    """Raise UnreadableManifest when a JSON object holds a key twice: it does not say which one is meant."""
+    """Raise UnreadableManifest if a JSON object has a key twice: it is ambiguous."""
 
     def unique(pairs: list[tuple[str, Any]]) -> None:
         if len(pairs) > 1 and len(dict(pairs)) != len(pairs):
@@ -157,7 +157,7 @@ def _refuse_twins(text: str, path: str) -> None:
             Message(f"the key {error.args[0]!r} is given twice", file=path, line=_line_of_twin(text))
         ) from None
     except (ValueError, RecursionError):
-        return  # not JSON: the decoder says it
+        return  # not JSON: the decoder reports it
 
 
 class _Twice(Exception):
@@ -165,7 +165,7 @@ class _Twice(Exception):
 
 
 def _line_of_twin(text: str) -> int:
-    """Return the line of the first thing wrong by YAML's rules, which hold for most JSON; 0 when nothing is."""
+    """Return the line of the first fault by YAML's rules, which apply to most JSON; 0 if there is none."""
     try:
         for _ in yamldoc.load(text):
             pass
@@ -181,7 +181,7 @@ class _JsonList(Struct, gc=False):
 
 
 def _flatten(document: Any, at: FieldPath, path: str, line: int) -> Iterator[tuple[FieldPath, Any]]:
-    """Iterate over (place in the document, object, or what is there instead); a List gives its items."""
+    """Iterate over (place in the document, object or other value); a List gives its items."""
     if document is None:
         return
     if not isinstance(document, dict):
@@ -211,7 +211,7 @@ _MAX_LISTS = 3  # a List in a List in a List
 
 
 class _LineFinder:
-    """Finds lines of fields by reading the text a second time, in step, and only when something is wrong."""
+    """Finds lines of fields by reading the text a second time, in step, and only if there is a fault."""
 
     def __init__(self, text: str) -> None:
         self._documents = yamldoc.load_lines(text)  # reads nothing yet

@@ -17,12 +17,12 @@ from lbagent.maps.lbmaps import backend_counter
 from lbagent.maps.map_names import family_map
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import Cooperative
+from lbagent.model.extra_snat_sources import extra_snat_stride
 from lbagent.model.family import Family
-from lbagent.model.further_sources import further_stride
 from lbagent.model.path_info import PathInfo
 from lbagent.model.service import SVC
 from lbagent.model.state import State
-from lbagent.targets.bpf.further_paths import further_records, live_further_ids, path_record
+from lbagent.targets.bpf.extra_snat_paths import extra_snat_records, live_extra_snat_ids, path_record
 from lbagent.targets.bpf.shadow import PIN, PartialFrontend, Shadow, ShadowFrontend, is_selectable, reference, state_of
 from lbagent.targets.bpf.steps import NO_OWNER, FrontendChange, Owner, Phase, Steps
 
@@ -163,7 +163,7 @@ class BackendPlanner:
         """Plan all entries of backends that have none: what `_keep` does of one that has, without a look for each."""
         backends, states = [self._seen[ident] for ident in idents], [_state(self._refs[ident]) for ident in idents]
         infos = list(map(self._paths, backends))
-        if self._shadow.further_paths or any(info.further for info in infos):
+        if self._shadow.extra_snat_paths or any(info.extra_snat for info in infos):
             for ident in idents:
                 self._keep(ident, self._refs[ident])
             return
@@ -218,7 +218,7 @@ class BackendPlanner:
                 return
             new = backend_codec.with_selectable(old, flags_at, selectable)
             self._store(maps, ident, ident, old, new)
-            for other, record in live_further_ids(self._shadow, maps.family, ident):
+            for other, record in live_extra_snat_ids(self._shadow, maps.family, ident):
                 if not selectable:  # the next plan that knows the backend lets new flows in again
                     self._store(maps, ident, other, record, backend_codec.with_selectable(record, flags_at, False))
             return
@@ -229,11 +229,11 @@ class BackendPlanner:
         maps.records += new
         if new != old:
             self._store(maps, ident, ident, old, new)
-        if info.further or self._shadow.further_paths:
-            self._further_paths(maps, ident, new, info)
+        if info.extra_snat or self._shadow.extra_snat_paths:
+            self._extra_snat_paths(maps, ident, new, info)
 
-    def _further_paths(self, maps: _FamilyMaps, ident: int, new: bytes, info: PathInfo) -> None:
-        for other, record, wanted in further_records(self._shadow, maps.family, ident, new, info):
+    def _extra_snat_paths(self, maps: _FamilyMaps, ident: int, new: bytes, info: PathInfo) -> None:
+        for other, record, wanted in extra_snat_records(self._shadow, maps.family, ident, new, info):
             if not record[maps.flags_at] & _LIVE:
                 self._steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(
                     self._owner(ident, False), U32.pack(backend_counter(other))
@@ -271,7 +271,7 @@ class BackendPlanner:
         key, owner = U32.pack(ident), self._former_users.get(ident, NO_OWNER)
         if record[maps.flags_at] & _LIVE:
             self._steps.at(Phase.PATH_OUT, maps.path_map).add(owner, key, backend_codec.path_tombstone(record))
-        for other, record in live_further_ids(self._shadow, maps.family, ident):
+        for other, record in live_extra_snat_ids(self._shadow, maps.family, ident):
             self._steps.at(Phase.PATH_OUT, maps.path_map).add(
                 owner, U32.pack(other), backend_codec.path_tombstone(record)
             )
@@ -291,11 +291,11 @@ class BackendPlanner:
         return backend is not None and bool(self._refs.get(ident)) and self._maps_of(backend) is maps
 
     def _backend_of(self, ident: int, maps: _FamilyMaps) -> int:
-        """Return the id of the backend whose further path record has this id; of any other the id itself."""
+        """Return the id of the backend whose extra SNAT path record has this id; of any other the id itself."""
         if ident in self._refs or self._now(ident) or not maps.backend_rows.is_clear(ident):
             return ident
-        number = backend_codec.further_number(maps.paths.get(ident))
-        return ident - number * further_stride(self._shadow.sizes.backends)
+        number = backend_codec.extra_snat_number(maps.paths.get(ident))
+        return ident - number * extra_snat_stride(self._shadow.sizes.backends)
 
     def _named(self, ident: int, maps: _FamilyMaps) -> bool:
         if not self._now(ident):

@@ -19,7 +19,7 @@ from lbagent.bpf.compiler.artifact import Artifact
 from lbagent.bpf.load import datapath, generation
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.loader import require_kernel
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.run.dead_peers import DeadPeers
 from lbagent.bpf.run.resize import finish_resize, is_unfinished, resize, resize_at_start
 from lbagent.bpf.run.size_change import ResizeOutcome, ResizeStopped
@@ -32,8 +32,8 @@ from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.check import CheckGroup
+from lbagent.model.extra_snat_sources import NO_EXTRA_SNAT_SOURCES
 from lbagent.model.family import Family
-from lbagent.model.further_sources import NO_FURTHER_SOURCES
 from lbagent.model.state import State
 from lbagent.net.snapshot import NodeNetwork
 from lbagent.sync.backoff import Failure
@@ -51,6 +51,7 @@ from lbagent.targets.data_plane import (
     AddressResponder,
     Counters,
     Counts,
+    EgressOf,
     Feature,
     Flow,
     FlowCounts,
@@ -58,7 +59,6 @@ from lbagent.targets.data_plane import (
     OnNetwork,
     PlaneStatus,
     Usage,
-    WayOf,
 )
 from lbagent.task_failure import log_failure
 
@@ -86,7 +86,7 @@ class BpfDataPlane:
 
     def __init__(self, config: Config, features: frozenset[Feature]) -> None:
         self.config, self.features = config, features
-        self.further = NO_FURTHER_SOURCES  # --snat-address, with the numbers that live flows have
+        self.extra_snat = NO_EXTRA_SNAT_SOURCES  # --snat-address, with the numbers that live flows have
         self.mounted_bpffs = False  # this agent mounted the bpf file system of its pins
         self.datapath: Datapath | None = None  # programs are in force
         self.devices: DeviceKeeper | None = None
@@ -113,13 +113,13 @@ class BpfDataPlane:
         self._closing.callback(self.lock.release)
         self._is_new = not any(root.iterdir())
         require()
-        self.further = bpf_settings.further_sources(config, generation.pinned_further(root))
-        sizes, settings = bpf_settings.sizes(config), bpf_settings.program_settings(config, self.further)
+        self.extra_snat = bpf_settings.extra_snat_sources(config, generation.pinned_extra_snat(root))
+        sizes, settings = bpf_settings.sizes(config), bpf_settings.program_settings(config, self.extra_snat)
         resized = await asyncio.to_thread(resize_at_start, config.bpffs, sizes, self._artifact, settings)
         self.maps = KernelMaps.open(config.bpffs, resized.sizes)
         self._closing.callback(self.maps.close)
         prove_lost_ports(self.maps)
-        paths = bpf_settings.path_settings(config, self.further)
+        paths = bpf_settings.path_settings(config, self.extra_snat)
         self.follower = NetworkFollower(self.maps, paths, bpf_settings.longest_timeout_s(config))
         self._closing.callback(self.follower.close)
         self.target = BpfTarget.open(self.maps, self.follower, config.name_of_node, are_new=self._is_new)
@@ -168,14 +168,14 @@ class BpfDataPlane:
 
     async def reconfigure(self, config: Config) -> dict[str, str]:
         """Take over sizes, programs, devices and times. Raises LbError, then what was in force stays."""
-        further = bpf_settings.further_sources(config, self.further)
-        sizes, settings = bpf_settings.sizes(config), bpf_settings.program_settings(config, further)
+        extra_snat = bpf_settings.extra_snat_sources(config, self.extra_snat)
+        sizes, settings = bpf_settings.sizes(config), bpf_settings.program_settings(config, extra_snat)
         problems = await self._use_programs(sizes, settings)
         if self.devices is not None:
             await self.devices.reconfigure(config)
-        self.further = further
+        self.extra_snat = extra_snat
         self._use_settings(config)
-        self.follower.reconfigure(bpf_settings.path_settings(config, further))
+        self.follower.reconfigure(bpf_settings.path_settings(config, extra_snat))
         if self.sweeper is not None:
             self.sweeper.interval_s = config.sweep_interval
         self.config = config
@@ -208,18 +208,18 @@ class BpfDataPlane:
         """Bring the programs in force (in a thread: the verifier takes its time)."""
         config, maps = self.config, self.maps
         found, root = self._artifact(), pins.pin_dir(config.bpffs)
-        settings = bpf_settings.program_settings(config, self.further)
+        settings = bpf_settings.program_settings(config, self.extra_snat)
         hooks = expected_hooks(self.follower.network, config)
         return datapath.start(root, found, maps.fds, maps.sizes, settings, hooks=hooks)
 
     def _use_settings(self, config: Config) -> None:
         target = self.target
-        target.use_further_sources(further=bool(config.snat_address))
+        target.use_extra_snat_sources(extra_snat=bool(config.snat_address))
         target.limit_endpoints(config.max_endpoints_per_namespace)
         target.resync_s = config.resync_interval
         target.linger_s = bpf_settings.linger_s(config)
 
-    async def _use_programs(self, sizes: Sizes, settings: Settings) -> dict[str, str]:
+    async def _use_programs(self, sizes: Sizes, settings: ProgramSettings) -> dict[str, str]:
         programs, maps, sweeper = self.datapath, self.maps, self.sweeper
         if programs is None:
             return {}
@@ -381,24 +381,25 @@ class BpfDataPlane:
         """Return whether each device takes traffic."""
         return bpf_view.devices_attached(self)
 
-    def ways(self) -> WayOf:
+    def egress_paths(self) -> EgressOf:
         """Return a function that returns how packets get to a backend: one answer for each device."""
-        return bpf_view.ways(self)
+        return bpf_view.egress_paths(self)
 
     def counters(self, *, backends: bool = True) -> Counters:
         """Return what the programs counted."""
         return bpf_view.counters(self, backends=backends)
 
-    def further_in_use(self) -> dict[Family, int]:
+    def extra_snat_in_use(self) -> dict[Family, int]:
         """Return the addresses of --snat-address that the node has, by family."""
         has = self.follower.network.has
         return {
-            family: sum(has(address) for _, address in self.further.of_width(family.address_bytes)) for family in Family
+            family: sum(has(address) for _, address in self.extra_snat.of_width(family.address_bytes))
+            for family in Family
         }
 
-    def further_addresses(self, backend: Backend) -> list[bytes]:
-        """Return the further source addresses of a backend, also those that no device has now."""
-        return self.target.further_addresses(backend)
+    def extra_snat_addresses(self, backend: Backend) -> list[bytes]:
+        """Return the extra SNAT addresses of a backend, also those that no device has now."""
+        return self.target.extra_snat_addresses(backend)
 
     async def count_flows(self) -> FlowCounts:
         """Count live flows by a sweep: one for all callers, which is never given up."""

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import os
 
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.config import Config
 from lbagent.errors import NotFound
 from lbagent.kernel import mounts
 from lbagent.kernel.sock_diag import netns_cookie
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import parse_ip
-from lbagent.model.further_sources import FurtherSources
+from lbagent.model.extra_snat_sources import ExtraSnatSources
 from lbagent.net.paths import PathSettings
 
 
 def sizes(config: Config) -> Sizes:
     """Return the sizes of the maps; 0 stands for "half of IPv4" and "as the flow table".
 
-    Each SNAT port has a slot of its own: two ports of one backend in one slot would share their replies. Ports of further source
+    Each SNAT port has a slot of its own: two ports of one backend in one slot would share their replies. Ports of extra SNAT
     addresses in too few slots would be of no use.
     """
     flow6 = config.flow6_table_size or config.flow_table_size // 2
     first, last = config.snat_port_range
-    further = further_sources(config, FurtherSources())
-    addresses = 1 + max(len(further.ipv4), len(further.ipv6))
+    extra_snat = extra_snat_sources(config, ExtraSnatSources())
+    addresses = 1 + max(len(extra_snat.ipv4), len(extra_snat.ipv6))
     ports = 1 << ((last - first + 1) * addresses - 1).bit_length()
     return Sizes(
         flow4=config.flow_table_size,
@@ -41,15 +41,15 @@ def sizes(config: Config) -> Sizes:
     )
 
 
-def further_sources(config: Config, before: FurtherSources) -> FurtherSources:
+def extra_snat_sources(config: Config, before: ExtraSnatSources) -> ExtraSnatSources:
     """Return --snat-address; what was there `before` keeps its numbers."""
     return before.renumbered(parse_ip(text) for text in config.snat_address)
 
 
-def program_settings(config: Config, further: FurtherSources) -> Settings:
-    """Return what is folded into the programs; `further`: --snat-address with its numbers."""
+def program_settings(config: Config, extra_snat: ExtraSnatSources) -> ProgramSettings:
+    """Return what is folded into the programs; `extra_snat`: --snat-address with its numbers."""
     first, last = config.snat_port_range
-    return Settings(
+    return ProgramSettings(
         snat_port_min=first,
         snat_port_max=last,
         reject_rate=config.reject_rate,
@@ -60,7 +60,7 @@ def program_settings(config: Config, further: FurtherSources) -> Settings:
         timeout_tcp_s=config.timeout_tcp,
         timeout_udp_s=config.timeout_udp,
         timeout_closing_s=config.timeout_closing,
-        further=further,
+        extra_snat=extra_snat,
         announce=bool(config.announce),
         pools_alone=bool(config.apilb) and not config.has_manifests,
         netns_cookie=netns_cookie() if config.has_socket_programs else 0,
@@ -79,9 +79,11 @@ def socket_cgroup(config: Config) -> str:
     return os.path.realpath(found)
 
 
-def path_settings(config: Config, further: FurtherSources) -> PathSettings:
-    """Return what decides how a backend is reached; `further`: --snat-address with its numbers."""
-    return PathSettings(config.name_of_node, config.node_addresses, config.pod_device, further, config.masquerade_all)
+def path_settings(config: Config, extra_snat: ExtraSnatSources) -> PathSettings:
+    """Return what decides how a backend is reached; `extra_snat`: --snat-address with its numbers."""
+    return PathSettings(
+        config.name_of_node, config.node_addresses, config.pod_device, extra_snat, config.masquerade_all
+    )
 
 
 def longest_timeout_s(config: Config) -> int:

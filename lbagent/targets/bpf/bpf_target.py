@@ -32,7 +32,7 @@ from lbagent.targets.bpf.apply import Applied, applying
 from lbagent.targets.bpf.backends import each_backend
 from lbagent.targets.bpf.departures import coming_pairs, left_pairs, members, stale_pairs
 from lbagent.targets.bpf.drift import collect, drift, path_drift
-from lbagent.targets.bpf.further_paths import further_addresses, ids_of, of_backends
+from lbagent.targets.bpf.extra_snat_paths import extra_snat_addresses, ids_of, of_backends
 from lbagent.targets.bpf.namespace_use import BACKEND_IDS, SERVICE_IDS, largest_namespaces
 from lbagent.targets.bpf.plan import PathProvider, plan_paths, planning
 from lbagent.targets.bpf.restore import Restored, give_ids, id_assigner, nothing_restored, restore
@@ -64,7 +64,7 @@ class BpfTarget:
         self.linger_s = 0.0  # how long the prefilter keeps addresses of frontends and backends that are gone
         self.shadow = restored.shadow
         self.former = FormerBackends(maps)  # what the sweeper takes from flows
-        self.former.look = self._look_for_former_backends
+        self.former.resolve_unknown = self._find_former_backends
         self._restored_backends = frozenset(address for address, _ in restored.backend_ids)
         self._retention: Retention | None = None  # while a source is untrusted since the start
         self._restored_state: State | None = None
@@ -170,15 +170,15 @@ class BpfTarget:
         return known[table]
 
     def counter_ids(self, ident: int) -> list[int]:
-        """Return the ids under which packets of a backend are counted: its own, and those of further source addresses."""
+        """Return the ids under which packets of a backend are counted: its own, and those of extra SNAT addresses."""
         return ids_of(self.shadow, ident)
 
-    def further_addresses(self, backend: Backend) -> list[bytes]:
-        """Return the further source addresses of a backend (with its id), also those that no device has now."""
-        return further_addresses(self.shadow, backend.address.family, backend.id)
+    def extra_snat_addresses(self, backend: Backend) -> list[bytes]:
+        """Return the extra SNAT addresses of a backend (with its id), also those that no device has now."""
+        return extra_snat_addresses(self.shadow, backend.address.family, backend.id)
 
     def flows_of_backends(self, counts: Mapping[int, int]) -> dict[int, int]:
-        """Return live flows by backend id, those of further source addresses added to their backends."""
+        """Return live flows by backend id, those of extra SNAT addresses added to their backends."""
         return of_backends(self.shadow, counts)
 
     def is_former_backend(self, frontend: L3n4Addr, ident: int) -> bool:
@@ -204,9 +204,9 @@ class BpfTarget:
 
     # --- what happens beside the State ---
 
-    def use_further_sources(self, *, further: bool) -> None:
-        """Say whether flows may have further source addresses: new backends then get ids that leave room for these."""
-        give_ids(self._ids, self._maps.sizes.backends, further=further)
+    def use_extra_snat_sources(self, *, extra_snat: bool) -> None:
+        """Say whether flows may have extra SNAT addresses: new backends then get ids that leave room for these."""
+        give_ids(self._ids, self._maps.sizes.backends, extra_snat=extra_snat)
 
     def limit_endpoints(self, per_namespace: int) -> None:
         """Limit how many backends the Services of one namespace have; 0 for no limit. What is served stays."""
@@ -377,7 +377,7 @@ class BpfTarget:
             failures.retry_now(waiting, now)
             self.wake.set()
 
-    async def _look_for_former_backends(self) -> None:
+    async def _find_former_backends(self) -> None:
         """Read which services and backends flows have, and note what is no longer of one another. Raises KernelError.
 
         Not before the whole State is in the maps: a backend that is retained may be of any group, or of none.

@@ -24,18 +24,18 @@ from lbagent.net.paths import NO_OUTPUT
 from lbagent.targets.bpf.bpf_target import BpfTarget
 from lbagent.targets.bpf.device_keeper import DeviceKeeper, cgroup_hooks
 from lbagent.targets.bpf.network_follower import NetworkFollower
-from lbagent.targets.bpf.xdp_output import Way, way_by
+from lbagent.targets.bpf.xdp_output import Egress, egress_by
 from lbagent.targets.data_plane import (
-    BackendWay,
     CgroupStatus,
     Counters,
     DeviceStatus,
+    EgressOf,
+    EgressPath,
     Flow,
     OutputStatus,
     PlaneStatus,
     Traffic,
     Usage,
-    WayOf,
 )
 
 _REASONS = [reason for reason in Reason if reason]
@@ -58,7 +58,7 @@ class PlaneParts(Protocol):
     def usage(self) -> dict[str, Usage]:
         """Return (entries in use, most entries) of each map that is counted."""
 
-    def further_in_use(self) -> dict[Family, int]:
+    def extra_snat_in_use(self) -> dict[Family, int]:
         """Return the addresses of --snat-address that the node has, by family."""
 
 
@@ -110,7 +110,7 @@ def _outputs(plane: PlaneParts) -> list[OutputStatus]:
     for index in sorted(follower.finder.outputs):
         link = follower.network.links.get(index)
         if link is not None:
-            way, why = way_by(index, follower.refusing, xdp=xdp)
+            way, why = egress_by(index, follower.refusing, xdp=xdp)
             out.append(OutputStatus(link.name, link.kind, way, why))
     return out
 
@@ -119,22 +119,22 @@ def _xdp_in_use(plane: PlaneParts) -> bool:
     return plane.devices is not None and any(item.hook.xdp_mode for item in plane.devices.attached)
 
 
-def ways(plane: PlaneParts) -> WayOf:
+def egress_paths(plane: PlaneParts) -> EgressOf:
     """Return a function that returns how packets get to a backend: one answer for each device."""
     follower, xdp = plane.follower, _xdp_in_use(plane)
-    known = {NO_OUTPUT: BackendWay(Way.STACK)}
+    known = {NO_OUTPUT: EgressPath(Egress.STACK)}
 
-    def way_of(backend: Backend) -> BackendWay:
+    def egress_of(backend: Backend) -> EgressPath:
         index = follower.finder.output(backend)
         if index is None:
-            return BackendWay()
+            return EgressPath()
         if index not in known:
-            way, why = way_by(index, follower.refusing, xdp=xdp)
+            way, why = egress_by(index, follower.refusing, xdp=xdp)
             link = follower.network.links.get(index)
-            known[index] = BackendWay(way, link.name if link else "", why)
+            known[index] = EgressPath(way, link.name if link else "", why)
         return known[index]
 
-    return way_of
+    return egress_of
 
 
 def counters(plane: PlaneParts, *, backends: bool) -> Counters:
@@ -150,7 +150,7 @@ def counters(plane: PlaneParts, *, backends: bool) -> Counters:
         live_flows={} if not idents or not plane.sweeper else plane.sweeper.live or {},
         send_errors=plane.follower.send_errors(),
         snat_ports=last - first + 1,
-        snat_addresses=plane.further_in_use(),
+        snat_addresses=plane.extra_snat_in_use(),
         snat_reclaimed=read([Event.SNAT_RECLAIMED])[0][0],
     )
 

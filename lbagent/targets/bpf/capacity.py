@@ -341,7 +341,7 @@ class _Refusal(Struct):
         text = (
             f"namespace {namespace} has {shares.held(name, namespace)} of {limit} {_KINDS[name]} of {name} and asks for"
             f" {self.missing} more here; its fair share is {shares.share(name, namespace)} while more than"
-            f" {float(GUARD):.0%} are asked for; raise {SIZE_OPTION[name]}; {self.kept}"
+            f" {float(GUARD):.0%} are wanted; raise {SIZE_OPTION[name]}; {self.kept}"
         )
         self.error.args = (text,)
 

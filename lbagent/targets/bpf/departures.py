@@ -2,7 +2,7 @@
 
 A backend that is still in the slices of a Service has not left its frontends: it is in a group of the frontend's SVC, or without a
 slot in that of another frontend of the Service (a port was renamed). Pairs are (service id, backend id), as flows have them: a
-further source address of a backend has an id of its own.
+extra SNAT address of a backend has an id of its own.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 
 from lbagent.maps.flow_reader import Pair
 from lbagent.model.address import L4Type
-from lbagent.model.further_sources import further_stride
+from lbagent.model.extra_snat_sources import extra_snat_stride
 from lbagent.model.service import SVC
 from lbagent.model.state import State
-from lbagent.targets.bpf.further_paths import ids_of, number_of
+from lbagent.targets.bpf.extra_snat_paths import ids_of, number_of
 from lbagent.targets.bpf.shadow import Shadow, ShadowFrontend
 from lbagent.targets.bpf.steps import FrontendChange, Plan
 
@@ -51,7 +51,7 @@ def coming_pairs(plan: Plan, state: State, shadow: Shadow) -> set[Pair]:
 def stale_pairs(pairs: Iterable[Pair], state: State, shadow: Shadow) -> Iterator[Pair]:
     """Yield those pairs of flows whose backend lives and is not of the frontend. One that is gone ends its flows itself."""
     frontends = {svc.id: svc for svc in state.services if _is_udp(svc)}
-    stride = further_stride(shadow.sizes.backends)
+    stride = extra_snat_stride(shadow.sizes.backends)
     for service, ident in pairs:
         number = number_of(shadow, ident) if ident >= stride else 0
         backend, svc = ident - number * stride, frontends.get(service)

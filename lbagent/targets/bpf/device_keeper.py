@@ -23,7 +23,7 @@ from lbagent.targets.bpf.device_table import stacked_devices, write_devices
 from lbagent.targets.bpf.xdp_output import refusing_devices
 
 log = logging.getLogger(__name__)
-RETRY_S = 5.0
+ATTACH_RETRY_DELAY_S = 5.0
 Wanted = dict[int, tuple[Link, bool]]  # ifindex -> device, behind it live pods
 Refusing = Callable[[NodeNetwork, frozenset[int]], Mapping[int, str]]  # xdp_output.py: which devices, and why
 
@@ -90,8 +90,10 @@ class DeviceKeeper:
                 await self._attach(self._network)
             except LbError as error:
                 self.problems["devices"] = str(error)
-                log.error("programs could not be attached", extra={"error": str(error), "retry_s": RETRY_S})
-                await asyncio.sleep(RETRY_S)
+                log.error(
+                    "programs could not be attached", extra={"error": str(error), "retry_s": ATTACH_RETRY_DELAY_S}
+                )
+                await asyncio.sleep(ATTACH_RETRY_DELAY_S)
                 self._done = None
                 self._changed.set()
 

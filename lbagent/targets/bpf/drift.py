@@ -20,7 +20,7 @@ from lbagent.model.family import Family
 from lbagent.model.path_info import PathInfo
 from lbagent.model.state import State
 from lbagent.targets.bpf.backends import each_backend
-from lbagent.targets.bpf.further_paths import further_records, path_record
+from lbagent.targets.bpf.extra_snat_paths import extra_snat_records, path_record
 from lbagent.targets.bpf.record_array import RecordArray
 from lbagent.targets.bpf.shadow import Shadow, ShadowFrontend, map_entries, strays_of
 
@@ -71,8 +71,8 @@ def path_drift(shadow: Shadow, state: State, paths: Callable[[Backend], PathInfo
         if flags & PathFlag.LIVE:  # else its frontend fails, which is said elsewhere
             info = paths(backend)
             wanted = path_record(backend, info, record, selectable=bool(flags & PathFlag.SELECTABLE))
-            further = further_records(shadow, backend.address.family, backend.id, wanted, info)
-            if wanted != record or any(further):
+            extra_snat = extra_snat_records(shadow, backend.address.family, backend.id, wanted, info)
+            if wanted != record or any(extra_snat):
                 yield f"the path of backend {backend.id} ({backend.address.with_protocol()}) is not what its node and route ask for"
         if number % SLICE == 0:
             yield ""

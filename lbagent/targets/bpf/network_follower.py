@@ -25,7 +25,7 @@ from lbagent.targets.bpf.xdp_output import refusing_devices
 
 log = logging.getLogger(__name__)
 ANSWER_S = 0.3  # a neighbour that lives has answered by then, over any network a load balancer should be on
-RETRY_S = 1.0  # after the kernel could not be asked at all
+NETWORK_RETRY_DELAY_S = 1.0  # after the kernel could not be asked at all
 RECOUNT_PAUSE_S = 1.0  # at least, between two recounts of what the backends need
 RECOUNT_SHARE = 20  # a recount takes one part in so many of the time, whatever the number of backends
 
@@ -82,7 +82,7 @@ class NetworkFollower:
             for route in table.routes
             if route.prefsrc
         ]
-        return tuple(dict.fromkeys([*own, *chosen, *self.settings.node_ips, *self.settings.further.addresses()]))
+        return tuple(dict.fromkeys([*own, *chosen, *self.settings.node_ips, *self.settings.extra_snat.addresses()]))
 
     async def start(self) -> None:
         """Read the network and the pinned next hops. Raises KernelError."""
@@ -236,7 +236,7 @@ class NetworkFollower:
                 pause_s = min((pause for pause in pauses if pause is not None), default=None)
             except (OSError, LbError) as error:
                 log.warning("the kernel could not be asked to resolve neighbours", extra={"error": str(error)})
-                pause_s = RETRY_S
+                pause_s = NETWORK_RETRY_DELAY_S
 
 
 def _same_paths(old: NodeNetwork, new: NodeNetwork) -> bool:

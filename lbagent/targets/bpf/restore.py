@@ -17,8 +17,8 @@ from lbagent.maps.lbmaps import LBMaps
 from lbagent.maps.map_names import family_map
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr
+from lbagent.model.extra_snat_sources import MAX_EXTRA_SNAT, extra_snat_stride
 from lbagent.model.family import Family
-from lbagent.model.further_sources import MAX_FURTHER, further_stride
 from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdAssigner
 from lbagent.targets.bpf.shadow import Shadow
 
@@ -35,19 +35,19 @@ def id_assigner(restored: Restored, backends: int) -> IdAssigner:
     """Return ids that go on where the maps left off; `backends` is the size of the backend map."""
     limit = min(backends, BACKEND_ID_LIMIT)
     ids = IdAssigner(IdAllocator(1, SERVICE_ID_LIMIT), IdAllocator(1, limit))
-    give_ids(ids, limit, further=False)
+    give_ids(ids, limit, extra_snat=False)
     ids.service_ids.restore(restored.service_ids)
     ids.backend_ids.restore(restored.backend_ids)
     return ids
 
 
-def give_ids(ids: IdAssigner, backends: int, *, further: bool) -> None:
-    """Let new backends have any id of the maps, or with `further` source addresses one that leaves room for these."""
+def give_ids(ids: IdAssigner, backends: int, *, extra_snat: bool) -> None:
+    """Let new backends have any id of the maps, or with `extra_snat` addresses one that leaves room for these."""
     advice = "raise --max-backends" if backends < BACKEND_ID_LIMIT else ""
-    if further:
-        share = f"each backend takes {1 + MAX_FURTHER} ids with --snat-address"
+    if extra_snat:
+        share = f"each backend takes {1 + MAX_EXTRA_SNAT} ids with --snat-address"
         advice = f"{share}: {advice}" if advice else share
-    ids.backend_ids.give_below(further_stride(backends) if further else backends, advice)
+    ids.backend_ids.give_below(extra_snat_stride(backends) if extra_snat else backends, advice)
 
 
 def nothing_restored(sizes: Sizes) -> Restored:

@@ -137,7 +137,7 @@ class Shadow:
         self.refs = BackendRefs(sizes.backends)
         self.backend_rows = {each: RecordArray(BACKEND[each].size, sizes.backends) for each in Family}
         self.paths = {each: RecordArray(PATH[each].size, sizes.backends) for each in Family}
-        self.further_paths = 0  # live path records of further source addresses
+        self.extra_snat_paths = 0  # live path records of extra SNAT addresses
         self.filter = zeroed_memory(self.specs["lb_filter"].value_size)
         self.filter_refs = BitUsers(8 * len(self.filter))  # by bit: frontends at the address, local backends with it
         self.found_bits = False  # the prefilter was not empty when it was read
@@ -253,8 +253,8 @@ class Shadow:
         self._count_paths(records, paths.record, 1)
 
     def _count_paths(self, records: bytes, size: int, step: int) -> None:
-        """Count path records in (1) or out (-1): among the further ones, and at their filter bits."""
-        self.further_paths += step * backend_codec.further_count(records, size)
+        """Count path records in (1) or out (-1): among those of extra SNAT addresses, and at their filter bits."""
+        self.extra_snat_paths += step * backend_codec.extra_snat_count(records, size)
         bits = backend_codec.filter_bits_of_each(records, size)
         if step == 1 and self.stale_bits.keys().isdisjoint(bits):
             self.filter_refs.add_each(bits)

@@ -10,7 +10,7 @@ from lbagent.net.paths import ETHERNET_ADDRESS
 from lbagent.net.snapshot import NodeNetwork
 
 
-class Way(StrEnum):
+class Egress(StrEnum):
     """How packets reach a backend."""
 
     STACK = "stack"  # the backend is on this node: translated, and passed to the kernel's stack
@@ -18,13 +18,13 @@ class Way(StrEnum):
     TC = "tc"  # tc programs send them, also those that XDP hands over to tc_after_xdp
 
 
-def way_by(index: int, refusing: Mapping[int, str], *, xdp: bool) -> tuple[Way, str]:
+def egress_by(index: int, refusing: Mapping[int, str], *, xdp: bool) -> tuple[Egress, str]:
     """Return how packets leave by a device, and why tc sends them although XDP programs run.
 
     `refusing`: from `refusing_devices`; `xdp`: whether XDP programs are attached to any device.
     """
     why = refusing.get(index, "") if xdp else ""
-    return (Way.XDP if xdp and not why else Way.TC), why
+    return (Egress.XDP if xdp and not why else Egress.TC), why
 
 
 def refusing_devices(network: NodeNetwork, native: Collection[int]) -> dict[int, str]:

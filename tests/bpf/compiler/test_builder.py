@@ -1,4 +1,4 @@
-"""Artifact: built once, taken over when nothing changed, refused when it does not fit."""
+"""Artifact: built once, reused if nothing changed, rejected if it does not fit."""
 
 from __future__ import annotations
 

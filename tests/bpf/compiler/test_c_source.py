@@ -43,7 +43,7 @@ def test_a_missing_include_is_named_with_its_line(tmp_path):
 
 
 def test_the_compiler_agrees_with_every_layout():
-    """The prelude asserts sizes and offsets; here it meets the compiler."""
+    """The prelude asserts sizes and offsets; here it is compiled."""
     compiler.compile_text(prelude() + "int xdp(struct xdp_md *ctx) { return 2; }", BASE_FLAGS, "prelude")
 
 
@@ -63,7 +63,7 @@ def test_constants_hold_what_the_contract_names():
     assert (found["CT_CLOSING"], found["FIN_BACKEND"], found["FORWARD_REDIRECT"]) == (2, 2, 4)
 
 
-# What headers know of the layout of flows, by the names in maps/flow_layout.py.
+# The constants that headers get of the layout of flows, by the names in maps/flow_layout.py.
 IN_C: dict[str, tuple[dict, str]] = {
     "OWNER_CLIENT_PORT": (FLOW, "client_port"),
     "V_GENERATION": (FLOW, "value_generation"),

@@ -1,4 +1,4 @@
-"""The compile child: errors name the real place, the agent's process never sees bcc."""
+"""The compile child: errors have the real place, the agent's process never loads bcc."""
 
 from __future__ import annotations
 

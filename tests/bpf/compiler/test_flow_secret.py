@@ -1,6 +1,6 @@
-"""The flow table keeps its layout to itself: which headers may know the bits of its words, read from the sources.
+"""Only the headers of the flow table use its layout: the sources are searched for the bits of its words.
 
-The bits are written down in maps/flow_layout.py, for C and Python; what C gets from there is for the headers of the table alone.
+maps/flow_layout.py defines the bits, for C and Python; their C constants are for the headers of the table only.
 """
 
 import re
@@ -44,7 +44,7 @@ OTHERS = [path for path in HEADERS if path.name not in TABLE]
 
 
 def name(path: Path) -> str:
-    """Return the name a failed test shows."""
+    """Return the name of a test case."""
     return path.name
 
 
@@ -60,14 +60,14 @@ def test_the_headers_of_the_table_are_there() -> None:
 
 @pytest.mark.parametrize("path", OTHERS, ids=name)
 def test_only_the_table_knows_its_bits(path: Path) -> None:
-    """A layout can change without a look at anything but the headers of the table."""
+    """A change of the layout concerns only the headers of the table."""
     text = code(path)
     assert not BITS.findall(text)
     assert not GENERATED.intersection(re.findall(r"\w+", text))
 
 
 def test_each_generated_place_is_of_use_or_named() -> None:
-    """A header that writes a number of the layout by hand would leave the generated one without a use."""
+    """If a header has a number of the layout by hand, the generated one is unused."""
     used = {word for path in HEADERS if path.name in TABLE for word in re.findall(r"\w+", code(path))}
     fields = {re.sub(r"_(?:SHIFT|BITS|MASK)$", "", name) for name in flow_constants()}
     unused = {
@@ -78,7 +78,7 @@ def test_each_generated_place_is_of_use_or_named() -> None:
 
 @pytest.mark.parametrize("path", OTHERS, ids=name)
 def test_only_the_table_touches_its_words(path: Path) -> None:
-    """Loads, stores and compare-and-swaps of shared words stand with the records they belong to."""
+    """Loads, stores and compare-and-swaps of shared words are in the headers of their records."""
     assert path.name in SHARED_MEMORY or not WORDS.findall(code(path))
 
 

@@ -1,4 +1,4 @@
-"""What the comments of the C headers promise about each other, read from the sources."""
+"""The contracts in the comments of the C headers, checked in the sources."""
 
 import re
 from pathlib import Path
@@ -17,13 +17,13 @@ HOOK_CHOICE = re.compile(r"^#if defined\(LB_HOOK_.*?^#endif", re.MULTILINE | re.
 
 
 def name(path: Path) -> str:
-    """Return the name a failed test shows."""
+    """Return the name of a test case."""
     return path.name
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name)
 def test_only_hook_headers_ask_for_the_hook(path: Path) -> None:
-    """A new hook is a file of its own: no other header decides by the hook, least of all by "not XDP"."""
+    """A new hook is a file of its own: no other header depends on the hook, in particular not by "not XDP"."""
     found = HOOK_CONDITION.findall(path.read_text())
     assert not found or path.name.startswith("hook"), found
 
@@ -38,7 +38,7 @@ def test_hook_choices_name_every_hook(path: Path) -> None:
 
 @pytest.mark.parametrize("path", HEADERS, ids=name)
 def test_headers_included_under_a_condition_include_nothing(path: Path) -> None:
-    """The build puts a header in place once: what it includes under a condition would be missing where the condition is false."""
+    """The build inserts a header once: an include under a condition would be missing if the condition is false."""
     for choice in HOOK_CHOICE.findall(path.read_text()):
         for included in INCLUDE.findall(choice):
             assert not INCLUDE.findall(BY_NAME[included].read_text()), included
@@ -46,7 +46,7 @@ def test_headers_included_under_a_condition_include_nothing(path: Path) -> None:
 
 @pytest.mark.parametrize("path", HEADERS, ids=name)
 def test_header_says_what_it_contains(path: Path) -> None:
-    """A contract on top, included once."""
+    """A contract at the top, included once."""
     text = path.read_text()
     assert re.match(r"/\* SPDX-License-Identifier: [^\n]+\n \*\n \* This file contains ", text)
     assert text.count("#pragma once") == 1
@@ -64,7 +64,7 @@ def closure(header: str) -> set[str]:
 
 
 def test_a_name_is_there_once() -> None:
-    """Includes name no folder; each folder is one that the build looks into."""
+    """Includes have no folder; the build searches each folder."""
     assert len(BY_NAME) == len(HEADERS)
     assert {path.parent for path in HEADERS} == set(INCLUDE_DIRS)
     assert not list(INCLUDE_DIR.glob("*.h"))
@@ -78,7 +78,7 @@ def test_choice_of_a_backend_needs_no_packet(header: str) -> None:
 
 @pytest.mark.parametrize("family", [4, 6])
 def test_a_program_without_packets_can_choose_a_backend(family: int, tmp_path: Path) -> None:
-    """The look-up and the choice compile for a context that no packet hook knows."""
+    """The look-up and the selection compile for a context without packets."""
     source = tmp_path / "sock.c"
     source.write_text(
         f'#define LB_FAMILY {family}\n#include "select.h"\n'

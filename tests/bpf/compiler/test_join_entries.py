@@ -1,4 +1,4 @@
-"""The IPv6 entry stands behind the IPv4 one, and what was a call of it is a jump."""
+"""The IPv6 entry follows the IPv4 one, and its call becomes a jump."""
 
 from __future__ import annotations
 

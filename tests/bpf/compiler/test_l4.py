@@ -1,4 +1,4 @@
-"""What l4.h says of each protocol, compiled and run, against the numbers of IANA and the headers scapy builds."""
+"""The facts of l4.h about each protocol, compiled and run, against the numbers of IANA and the headers scapy builds."""
 
 from __future__ import annotations
 

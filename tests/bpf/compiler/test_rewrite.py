@@ -1,4 +1,4 @@
-"""Instructions are rewritten for older kernels and compilers, and the program stays the same program."""
+"""Instructions are rewritten for older kernels and compilers, and the program has the same effect."""
 
 from __future__ import annotations
 

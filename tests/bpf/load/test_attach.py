@@ -1,4 +1,4 @@
-"""Devices: which hooks they get, links that outlive us, other people's programs, taking everything away."""
+"""Devices: their hooks, links that outlive the agent, programs of others, detaching everything."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def link_id(root, name, hook):
 @pytest.mark.parametrize("mode", [XDP, XDP_GENERIC])
 @pytest.mark.parametrize("name", ["v0", "renamed0"])
 def test_a_restart_finds_xdp_in_the_mode_it_is_in(root, programs, other_programs, netns, mode, name):
-    """The link does not say the mode. Taken for the other one it would be detached, and attached as the driver may not be able to."""
+    """The link does not contain the mode. With the wrong one it would be detached, and attached in a mode that the driver may lack."""
     attach.attach(root, [Attachment.on_device("v0", mode)], programs, fall_back=False)
     before = link_id(root, "v0", mode)
     if name != "v0":

@@ -154,7 +154,7 @@ def test_what_is_no_cgroup_is_refused(root, netns, tmp_path, stack):
 
 
 def test_a_kernel_without_set_retval_loads_them_all(monkeypatch, stack):
-    """Linux 5.15: what is refused fails with EPERM there."""
+    """Linux 5.15: a rejected call fails with EPERM."""
     monkeypatch.setattr(features, "has_set_retval", lambda: False)
     assert programs_of(7, stack).keys() == {hook.program for hook in SOCKET_HOOKS}
 

@@ -1,4 +1,4 @@
-"""Settings become constants in the instructions, and only where that changes nothing."""
+"""Settings become constants in the instructions, only where this does not change the result."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_is_not_that_pattern_stays() -> None:
 
 
 def test_a_jump_between_the_two_keeps_them() -> None:
-    """Who jumps to the load brings an address of his own."""
+    """A jump to the load may have another address in the register."""
     jump = insn(JEQ_IMM, 1, offset=2)  # if r1 == 0 goto +2: over the address
     insns = jump + address(3) + load(3, 3, 8) + END
     case = program(insns, Relocation(1, "lb_config", True))

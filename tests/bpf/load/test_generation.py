@@ -1,4 +1,4 @@
-"""Replacing all programs under traffic: every packet meets one whole generation."""
+"""Replacing all programs under traffic: every packet is processed by one whole generation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lbagent.bpf.hooks import TC_EGRESS, TC_INGRESS, XDP
 from lbagent.bpf.load import attach, clsact, datapath, generation
 from lbagent.bpf.load.attach import Attachment
 from lbagent.bpf.load.devices import devices
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.load.verifier_report import SMALL_SIZES
 from lbagent.errors import KernelError, VerifierError
 from lbagent.kernel import bpf_link, bpfsys
@@ -53,7 +53,7 @@ class Traffic:
 
 @pytest.fixture
 def started(root, artifact, fds, netns):
-    path = datapath.start(root, artifact, fds, SMALL_SIZES, Settings())
+    path = datapath.start(root, artifact, fds, SMALL_SIZES, ProgramSettings())
     path.attach("xdp", ["v0"], [])
     yield path
     path.close()
@@ -75,7 +75,7 @@ def test_no_frame_is_lost_or_meets_two_generations_while_programs_are_replaced(s
     before = counter(fds, ENTRY)  # IPv6 chatter of the new device
     with Traffic() as traffic:
         for turn in range(20):
-            started.reload(second_artifact if turn % 2 == 0 else artifact, fds, SMALL_SIZES, Settings())
+            started.reload(second_artifact if turn % 2 == 0 else artifact, fds, SMALL_SIZES, ProgramSettings())
     wait_for(lambda: counter(fds, ENTRY) >= before + traffic.sent, "all frames counted")
     assert traffic.sent > 1000
     wait_for(
@@ -86,11 +86,11 @@ def test_no_frame_is_lost_or_meets_two_generations_while_programs_are_replaced(s
 
 def test_the_same_programs_are_reused_and_others_loaded(root, started, artifact, second_artifact, fds):
     started.close()
-    again = datapath.start(root, artifact, fds, SMALL_SIZES, Settings())
+    again = datapath.start(root, artifact, fds, SMALL_SIZES, ProgramSettings())
     assert again.reused
     assert again.seeds == started.seeds
     again.close()
-    other = datapath.start(root, second_artifact, fds, SMALL_SIZES, Settings())
+    other = datapath.start(root, second_artifact, fds, SMALL_SIZES, ProgramSettings())
     assert not other.reused
     assert other.seeds == started.seeds
     assert other.attachments == []
@@ -100,9 +100,9 @@ def test_the_same_programs_are_reused_and_others_loaded(root, started, artifact,
 
 def test_other_settings_are_another_generation_with_the_same_seeds(started, artifact, fds):
     key = started.key
-    started.reload(artifact, fds, SMALL_SIZES, Settings(snat_port_min=5000))
+    started.reload(artifact, fds, SMALL_SIZES, ProgramSettings(snat_port_min=5000))
     assert started.key != key
-    started.reload(artifact, fds, SMALL_SIZES, Settings(snat_port_min=5000))
+    started.reload(artifact, fds, SMALL_SIZES, ProgramSettings(snat_port_min=5000))
     with Traffic():
         pass
     assert counter(fds, FELL_THROUGH) == 0
@@ -119,13 +119,13 @@ def test_a_swap_that_breaks_off_keeps_serving_and_the_next_one_works(
 
     monkeypatch.setattr(attach, "attach", breaking)
     with pytest.raises(KernelError):
-        started.reload(second_artifact, fds, SMALL_SIZES, Settings())
+        started.reload(second_artifact, fds, SMALL_SIZES, ProgramSettings())
     monkeypatch.undo()
     started.close()  # as after a crash: only pins are left, links run the second, v1/prog holds the first
     with Traffic() as traffic:
         wait_for(lambda: traffic.sent > 100, "frames")
     assert counter(fds, FELL_THROUGH) == 0
-    again = datapath.start(root, artifact, fds, SMALL_SIZES, Settings())
+    again = datapath.start(root, artifact, fds, SMALL_SIZES, ProgramSettings())
     assert not again.reused
     assert not (root / "next").exists()
     with Traffic() as traffic:
@@ -164,18 +164,18 @@ def die_after(count):
 def replace_in_child(root, artifact, fds, steps):
     def replace():
         die_after(steps)
-        datapath.start(root, artifact, fds, SMALL_SIZES, Settings())
+        datapath.start(root, artifact, fds, SMALL_SIZES, ProgramSettings())
 
     return in_child(replace)
 
 
 def test_killed_after_any_step_of_a_replacement_nothing_is_lost(root, started, artifact, second_artifact, fds):
-    """Each round: the replacement dies one step later, then the next one has to succeed; frames come all the time."""
+    """Each round: the replacement dies one step later, then the next one has to succeed; frames arrive all the time."""
     started.close()
     steps = 0
     with Traffic() as traffic:
         while replace_in_child(root, second_artifact, fds, steps) == 9:
-            again = datapath.start(root, artifact, fds, SMALL_SIZES, Settings())
+            again = datapath.start(root, artifact, fds, SMALL_SIZES, ProgramSettings())
             assert not (root / "next").exists()
             again.close()
             steps += 1
@@ -186,7 +186,10 @@ def test_killed_after_any_step_of_a_replacement_nothing_is_lost(root, started, a
 
 
 def test_tail_calls_outlive_the_process(root, artifact, fds, netns):
-    assert in_child(lambda: datapath.start(root, artifact, fds, SMALL_SIZES, Settings()).attach("xdp", ["v0"], [])) == 0
+    assert (
+        in_child(lambda: datapath.start(root, artifact, fds, SMALL_SIZES, ProgramSettings()).attach("xdp", ["v0"], []))
+        == 0
+    )
     with Traffic() as traffic:
         wait_for(lambda: traffic.sent > 100, "frames")
     wait_for(lambda: counter(fds, TAIL) >= traffic.sent, "frames counted")
@@ -210,7 +213,7 @@ def test_remove_twice_is_fine(root):
 
 
 def start_for_tc(root, artifact, fds, **settings):
-    return datapath.start(root, artifact, fds, SMALL_SIZES, Settings(**settings), hooks=[TC_INGRESS, TC_EGRESS])
+    return datapath.start(root, artifact, fds, SMALL_SIZES, ProgramSettings(**settings), hooks=[TC_INGRESS, TC_EGRESS])
 
 
 def xdp_pins(root):
@@ -245,7 +248,7 @@ def test_pins_of_all_programs_are_reused_where_fewer_are_needed(root, started, a
 
 def test_pins_without_xdp_are_reused_where_it_is_needed(root, artifact, fds, netns):
     start_for_tc(root, artifact, fds).close()
-    again = datapath.start(root, artifact, fds, SMALL_SIZES, Settings(), hooks=[XDP])
+    again = datapath.start(root, artifact, fds, SMALL_SIZES, ProgramSettings(), hooks=[XDP])
     assert (again.reused, set(again.generation.load_ms)) == (True, {"xdp", "call_xdp_5_second"})
     again.attach("xdp", ["v0"], [])
     assert xdp_pins(root) == ["prog/xdp"]
@@ -256,11 +259,11 @@ def test_pins_without_xdp_are_reused_where_it_is_needed(root, artifact, fds, net
 def test_what_is_attached_has_its_programs_replaced_though_it_is_not_wanted_any_more(
     root, started, artifact, second_artifact, fds, reloads
 ):
-    """`--attach tc` over a device with XDP: until tc is attached XDP goes on, with the new programs."""
+    """`--attach tc` over a device with XDP: until tc is attached XDP continues, with the new programs."""
     before = counter(fds, ENTRY)
     with Traffic() as traffic:
         if reloads:
-            started.reload(second_artifact, fds, SMALL_SIZES, Settings())
+            started.reload(second_artifact, fds, SMALL_SIZES, ProgramSettings())
         else:
             started.close()
             start_for_tc(root, second_artifact, fds).close()
@@ -273,10 +276,10 @@ def test_what_is_attached_has_its_programs_replaced_though_it_is_not_wanted_any_
 def test_a_reload_loads_what_is_attached_and_no_more(root, artifact, fds, netns):
     path = start_for_tc(root, artifact, fds)
     path.attach("tc", ["v0"], [])
-    path.reload(artifact, fds, SMALL_SIZES, Settings(snat_port_min=5000))
+    path.reload(artifact, fds, SMALL_SIZES, ProgramSettings(snat_port_min=5000))
     assert xdp_pins(root) == []
     path.attach("xdp", ["v0"], [])
-    path.reload(artifact, fds, SMALL_SIZES, Settings(snat_port_min=5001))
+    path.reload(artifact, fds, SMALL_SIZES, ProgramSettings(snat_port_min=5001))
     assert xdp_pins(root) == ["prog/xdp"]
     path.close()
 

@@ -9,7 +9,7 @@ from lbagent.kernel import jiffies
 from lbagent.maps.flow_layout import FLOW_LAYOUT
 from lbagent.maps.layout import LB_CONFIG
 from lbagent.maps.specs import Sizes
-from lbagent.model.further_sources import FurtherSources
+from lbagent.model.extra_snat_sources import ExtraSnatSources
 
 
 def unpack(record):
@@ -23,7 +23,7 @@ def test_a_tick_is_about_a_second(hz, shift):
 
 
 def test_record_has_masks_ports_and_ticks():
-    options = program_settings.Settings(
+    options = program_settings.ProgramSettings(
         snat_port_min=3000, snat_port_max=4000, timeout_tcp_s=1024, external_clusterip=False
     )
     found = unpack(
@@ -38,35 +38,37 @@ def test_record_has_masks_ports_and_ticks():
     assert found["flow_layout"] == FLOW_LAYOUT
 
 
-def test_further_source_addresses_are_read_back_with_their_numbers():
-    further = FurtherSources((b"\x0a\0\0\7", b"", b"\x0a\0\0\x09"), (b"\xfd" + bytes(14) + b"\7",))
-    options = program_settings.Settings(further=further)
+def test_extra_snat_source_addresses_are_read_back_with_their_numbers():
+    extra_snat = ExtraSnatSources((b"\x0a\0\0\7", b"", b"\x0a\0\0\x09"), (b"\xfd" + bytes(14) + b"\7",))
+    options = program_settings.ProgramSettings(extra_snat=extra_snat)
     record = program_settings.pack_config(options, Sizes(backends=1 << 10), program_settings.Seeds(5, 6), 250)
     found = unpack(record)
-    assert found["further_stride"] == 204
-    assert [found[f"further4_{n}"] for n in (1, 2, 3, 4)] == [0x0700000A, 0, 0x0900000A, 0]
-    assert (found["further6_1_first"], found["further6_1_second"]) == (0xFD, 7 << 56)
-    assert program_settings.further_of(record).renumbered(further.addresses()) == further
+    assert found["extra_snat_stride"] == 204
+    assert [found[f"extra_snat4_{n}"] for n in (1, 2, 3, 4)] == [0x0700000A, 0, 0x0900000A, 0]
+    assert (found["extra_snat6_1_first"], found["extra_snat6_1_second"]) == (0xFD, 7 << 56)
+    assert program_settings.extra_snat_of(record).renumbered(extra_snat.addresses()) == extra_snat
     before = record[: LB_CONFIG.offsets()["netns_cookie"]]  # as the version without socket programs wrote it
-    assert program_settings.further_of(before) == program_settings.further_of(record)
-    none = program_settings.pack_config(program_settings.Settings(), Sizes(), program_settings.Seeds(5, 6), 250)
-    assert unpack(none)["further_stride"] == 0
-    assert not program_settings.further_of(none).addresses()
-    assert not program_settings.further_of(none[:200]).addresses(), "as an earlier version wrote it"
+    assert program_settings.extra_snat_of(before) == program_settings.extra_snat_of(record)
+    none = program_settings.pack_config(program_settings.ProgramSettings(), Sizes(), program_settings.Seeds(5, 6), 250)
+    assert unpack(none)["extra_snat_stride"] == 0
+    assert not program_settings.extra_snat_of(none).addresses()
+    assert not program_settings.extra_snat_of(none[:200]).addresses(), "as an earlier version wrote it"
 
 
 def test_only_tables_of_another_size_are_moved():
     old, new = Sizes(flow4=1 << 12, snat6=1 << 11), Sizes(flow4=1 << 13, snat6=1 << 11)
     found = unpack(
-        program_settings.pack_config(program_settings.Settings(), new, program_settings.Seeds(1, 1), 250, old)
+        program_settings.pack_config(program_settings.ProgramSettings(), new, program_settings.Seeds(1, 1), 250, old)
     )
     assert [found[f"{name}_old_mask"] for name in ("flow4", "flow6", "snat4", "snat6")] == [4095, 0, 0, 0]
-    found = unpack(program_settings.pack_config(program_settings.Settings(), new, program_settings.Seeds(1, 1), 250))
+    found = unpack(
+        program_settings.pack_config(program_settings.ProgramSettings(), new, program_settings.Seeds(1, 1), 250)
+    )
     assert not any(found[f"{name}_old_mask"] for name in ("flow4", "flow6", "snat4", "snat6"))
 
 
 def test_no_time_out_becomes_zero_ticks():
-    options = program_settings.Settings(timeout_closing_s=0)
+    options = program_settings.ProgramSettings(timeout_closing_s=0)
     assert (
         unpack(program_settings.pack_config(options, Sizes(), program_settings.Seeds(1, 1), 100))["timeout_closing"]
         == 1
@@ -74,7 +76,9 @@ def test_no_time_out_becomes_zero_ticks():
 
 
 def test_seeds_are_read_back_and_zero_means_never_written():
-    record = program_settings.pack_config(program_settings.Settings(), Sizes(), program_settings.Seeds(7, 9), 250)
+    record = program_settings.pack_config(
+        program_settings.ProgramSettings(), Sizes(), program_settings.Seeds(7, 9), 250
+    )
     assert program_settings.Seeds.from_record(record) == program_settings.Seeds(7, 9)
     assert program_settings.Seeds.from_record(bytes(len(record))) is None
 

@@ -1,4 +1,4 @@
-"""What the verifier walks: an older kernel walks more of the same program, and refuses it at a million instructions."""
+"""What the verifier walks: an older kernel walks more of the same program, and rejects it at a million instructions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lbagent.kernel import bpf_prog, features
 from tests.bpf.support import config_record
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
-# 138,000 on Linux 6.18, 310,000 on 6.1. While the sweepers were walked anew for each half and count that the verifier knew, they took
-# 232,000 and 630,000; the replies took 444,000 while each way through a flow's states was followed to the end.
+# 138,000 on Linux 6.18, 310,000 on 6.1. While the sweepers were walked again for each half and count that the verifier tracked,
+# they took 232,000 and 630,000; the replies took 444,000 while each way through a flow's states was followed to the end.
 MOST = 160_000 if features.kernel_version() >= (6, 18) else 500_000
 
 

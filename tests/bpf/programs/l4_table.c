@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * All that l4.h says of the protocol whose number is the frame's first byte, one answer a byte from the second on.
+ * The results of l4.h for the protocol whose number is the frame's first byte, one per byte from the second on.
  */
 #define LB_FAMILY 4
 #include "l4.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * The smallest programs that use all the loader does: entry, tail call, settings, a map by descriptor and one by value.
- * GENERATION tells two builds apart: the entry leaves its number in the scratch map, the tail call compares.
+ * GENERATION distinguishes two builds: the entry leaves its number in the scratch map, the tail call compares.
  */
 #include "tiny.h"
 

@@ -1,4 +1,4 @@
-"""Where the members of the kernel's structs lie."""
+"""Offsets of the members of the kernel's structs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of another size, while connections live: none of them is lost, no request fails, and dying on the way costs nothing."""
+"""Tables of another size, with live connections: none of them is lost, no request fails, also after a crash at any step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from lbagent.bpf.compiler import builder
 from lbagent.bpf.load import datapath
 from lbagent.bpf.load.datapath import Datapath
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.run import resize, size_change
 from lbagent.errors import KernelError, LayoutMismatch
 from lbagent.maps import layout, pins
@@ -43,7 +43,7 @@ def lab() -> Iterator[Lab]:
 
 
 class Connections:
-    """Open connections that ask again and again, and must always meet the backend they met first."""
+    """Open connections that send repeated requests, which must always reach their first backend."""
 
     def __init__(self, lab: Lab, count: int) -> None:
         self.open: list[tuple[socket.socket, str]] = []
@@ -92,14 +92,14 @@ def test_counters_go_along_when_there_are_more_backends() -> None:
 
 
 def test_tables_of_another_layout_are_not_touched() -> None:
-    """A change of sizes that was broken off stays as it is, for the version that began it."""
+    """An interrupted change of sizes stays as it is, for the version that began it."""
     with private_bpffs() as bpffs:
         KernelMaps.open(bpffs, SMALL).close()
         pin_settings(bpffs, settings_of_layout(FLOW_LAYOUT + 1))
         stage = pins.pin_dir(bpffs) / resize.STAGE
         stage.mkdir()
         with pytest.raises(LayoutMismatch, match="lbagent cleanup"):
-            resize.resize_at_start(bpffs, SMALL, lambda: pytest.fail("built"), Settings())
+            resize.resize_at_start(bpffs, SMALL, lambda: pytest.fail("built"), ProgramSettings())
         assert stage.is_dir()
         stage.rmdir()
 
@@ -232,14 +232,14 @@ def test_dying_at_any_step_costs_nothing(lab: Lab, monkeypatch: pytest.MonkeyPat
             die(lab, monkeypatch, wanted, owner, name, turn)
             connections.ask_all()
             connections.open += Connections(lab, 2).open  # new flows, under whatever is in force now
-            lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure_artifact, Settings())
+            lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure_artifact, ProgramSettings())
             assert sizes_of(lab) == wanted
             assert not (lab.bpffs / "v1" / "resize").exists()
             connections.ask_all()
 
 
 def die(lab: Lab, monkeypatch: pytest.MonkeyPatch, wanted: Sizes, owner: object, name: str, turn: int) -> None:
-    """Begin a change that dies before the n-th time it comes to a step."""
+    """Begin a change that dies before the n-th execution of a step."""
     count = itertools.count(1)
     real = getattr(owner, name)
 
@@ -251,7 +251,7 @@ def die(lab: Lab, monkeypatch: pytest.MonkeyPatch, wanted: Sizes, owner: object,
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, mortal)
         with pytest.raises(Killed):
-            lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure_artifact, Settings())
+            lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure_artifact, ProgramSettings())
 
 
 @pytest.mark.slow
@@ -289,7 +289,7 @@ def test_a_change_that_fails_half_way_is_finished_without_a_restart(lab: Lab) ->
     assert load.tally.syns_again == 0
     assert not any("half done" in text for text in cluster.agent.json("status")["problems"])
     text = cluster.agent.log.read_text()
-    assert "link-detached" not in text, "the programs that know both kinds of maps are those the agent put there"
+    assert "link-detached" not in text, "the agent attached the programs that use both kinds of maps"
     assert "pin-missing" not in text
     assert process.poll() is None
 
@@ -322,7 +322,7 @@ def test_while_a_change_is_half_done_both_tables_are_swept(lab: Lab) -> None:
 
 
 def lives(connection: tuple[socket.socket, str]) -> bool:
-    """Ask once more on a connection."""
+    """Send one more request on a connection."""
     try:
         return bool(request(connection[0]))
     except OSError:
@@ -344,7 +344,9 @@ def test_without_memory_the_old_sizes_serve_on(lab: Lab, monkeypatch: pytest.Mon
     with contextlib.closing(Connections(lab, 4)) as connections:
         monkeypatch.setattr(pins, "create_map", full)
         wanted = Sizes(**{**vars(sizes), "flow4": 1 << 14, "flow6": 1 << 13, "snat4": 1 << 14})
-        outcome = lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure_artifact, Settings())
+        outcome = lab.node.call(
+            resize.resize_at_start, str(lab.bpffs), wanted, builder.ensure_artifact, ProgramSettings()
+        )
         assert outcome.sizes == sizes_of(lab) == sizes
         assert "lb4_snat" in outcome.problems["map sizes"]
         assert not (lab.bpffs / "v1" / "resize").exists()

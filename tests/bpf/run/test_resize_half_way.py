@@ -1,5 +1,5 @@
-"""New flows while a change of map sizes is half done: hooks with the programs of before beside others with those that know both kinds
-of maps, and SNAT ports that flows need which are yet to move."""
+"""New flows while a change of map sizes is half done: hooks with the old programs beside others with those that use both kinds
+of maps, and SNAT ports of flows that have not moved yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from lbagent.bpf.compiler import builder
 from lbagent.bpf.load import attach
 from lbagent.bpf.load.device_attach import DeviceAttacher
-from lbagent.bpf.load.program_settings import Settings
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.bpf.run import resize
 from lbagent.maps.kernel_maps import KernelMaps
 from tests.agent import unhurried
@@ -54,7 +54,7 @@ def test_ports_of_flows_that_are_yet_to_move_are_passed_over() -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("attach", ["xdp", "tc"])
 def test_flows_that_begin_at_a_hook_that_is_ahead_of_the_others(attach: str) -> None:
-    """Clients are at the device whose hooks are updated first, and backends answer at those that come seconds later."""
+    """Clients are at the device whose hooks are updated first, and backends at those that follow seconds later."""
     with Lab(tag="ra-") as lab:
         lab.serve_all()
         config = lab.folder / "agent.yaml"
@@ -94,7 +94,7 @@ def test_a_start_of_another_version_with_other_sizes(monkeypatch: pytest.MonkeyP
         talkers = [cluster.talkers(8, vip) for vip in VIPS]
         with cluster.load(pause_s=0.01, timeout_s=30) as load:
             wanted = replace(sizes, flow4=1 << 17, flow6=1 << 16)
-            outcome = lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, lambda: newer, Settings())
+            outcome = lab.node.call(resize.resize_at_start, str(lab.bpffs), wanted, lambda: newer, ProgramSettings())
         assert (outcome.sizes, outcome.problems) == (wanted, {})
         assert load.tally.failures == []
         assert load.tally.syns_again == 0
@@ -106,7 +106,7 @@ def flow_table_size(cluster: Cluster) -> int:
 
 
 def ask(lab: Lab, first: int, count: int) -> list[int]:
-    """Ask once each from so many source ports; return those that had no answer."""
+    """Send one request each from so many source ports; return those without an answer."""
     unanswered = []
     with lab.client.entered():
         for port in range(first, first + count):

@@ -16,7 +16,7 @@ from tests.lab.netns import Namespace, veth, wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 REDIRECT = 23
-FRAME = b"\x02\0\0\0\0\x01" + b"\x02\0\0\0\0\x02" + b"\x88\xb5" + bytes(50)  # an experimental type: nobody answers
+FRAME = b"\x02\0\0\0\0\x01" + b"\x02\0\0\0\0\x02" + b"\x88\xb5" + bytes(50)  # an experimental type: no host answers
 
 
 @pytest.fixture

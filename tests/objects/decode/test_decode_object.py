@@ -1,4 +1,4 @@
-"""The one entry of every source: a mapping or JSON to a record, and what happens to what is none."""
+"""The entry of every source: a mapping or JSON to a record, and other input."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ API_VERSIONS = {"EndpointSlice": "discovery.k8s.io/v1", "BackendState": "lbagent
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample["kind"])
 @pytest.mark.parametrize("meta", [META, {"name": "a"}, {}, {"name": 5, "namespace": []}, None])
 def test_an_object_that_does_not_say_its_kind_gives_the_same(sample: dict, meta: dict | None) -> None:
-    """As items of the API's lists: the same record, the same messages, whatever is wrong."""
+    """As items of the API's lists: the same record and the same messages for any fault."""
     kind, origin = sample["kind"], Origin(source="kube")
     bare = {key: value for key, value in sample.items() if key != "kind"} | (
         {"metadata": meta} if meta is not None else {}

@@ -1,4 +1,4 @@
-"""What a running agent keeps of an object whose parts turn bad: v1 Endpoints and hostPorts of Pods, part by part."""
+"""What a running agent keeps of an object with new faults: v1 Endpoints and hostPorts of Pods, part by part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Misspelt fields of manifests: what is known is Kubernetes' own API, and a running agent keeps what was good."""
+"""Misspelt fields of manifests: the valid fields are those of Kubernetes' API, and a running agent keeps last good values."""
 
 from __future__ import annotations
 

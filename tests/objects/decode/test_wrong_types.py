@@ -1,4 +1,4 @@
-"""What is said about values of a wrong type: the operator's words, the value, the field; for every type a field may have."""
+"""Messages about values of a wrong type: plain words, the value, the field; for every type a field may have."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SHOWN = [("http", "'http'"), (7, "7"), (1.5, "1.5"), (True, "true"), (False, "fa
 
 
 def message_about(kind: str, field: str, value: object, *, as_json: bool = False) -> tuple[str, str]:
-    """Return (field, problem) of what is said first about an object with one value in it."""
+    """Return (field, problem) of the first message about an object with one value in it."""
     metadata: dict[str, object] = {"name": "x", "labels": {"kubernetes.io/service-name": "web"}}
     document: dict[str, object] = {"apiVersion": API.get(kind, "v1"), "kind": kind, "metadata": metadata}
     holder: object = document

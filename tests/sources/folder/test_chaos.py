@@ -1,4 +1,4 @@
-"""Whatever is done to the folder, and however fast: in the end the source knows what a fresh reading knows."""
+"""After any operations on the folder, at any speed, the source has the objects of a fresh read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ spec: {clusterIP: 10.96.0.1, ports: [{port: %d}]}
 
 
 class Vandal:
-    """Does things to a folder that people and their tools do."""
+    """Operations of people and their tools on a folder."""
 
     def __init__(self, root: Path, seed: int) -> None:
         self.rng, self.root, self.home, self.count = random.Random(seed), root, root / "home", 0
@@ -96,7 +96,7 @@ class Vandal:
                 await asyncio.sleep(self.rng.choice([0, 0.005, 0.03, 0.15]))
 
     def make_good(self) -> None:
-        """Leave no file from whose last reading something is kept."""
+        """Leave no file with kept objects of an earlier read."""
         for path in [*self.home.glob("*.yaml")] or [self.home / NAMES[0]]:
             if (
                 not path.exists()

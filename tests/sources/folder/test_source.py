@@ -1,4 +1,4 @@
-"""The manifest folder: what is seen, what is kept, what is said."""
+"""The manifest folder: detected changes, kept objects, messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def service(name):
 
 
 class Follower:
-    """What a listener knows after the changes it was told."""
+    """The objects of a listener after the changes that it received."""
 
     def __init__(self, source):
         self.source = source
@@ -48,14 +48,14 @@ class Follower:
 
     async def until(self, condition):
         async with asyncio.timeout(10):
-            while not condition():  # noqa: ASYNC110 - the source tells changes, not every word of `problems`
+            while not condition():  # noqa: ASYNC110 - the source reports changes, not every change of `problems`
                 await asyncio.sleep(0.005)
         assert {obj.key for obj in self.known.values()} == set(self.source.snapshot().services)
 
     async def has(self, *names):
         await self.until(lambda: self.names == sorted(names))
 
-    async def says(self, words):
+    async def reports(self, words):
         await self.until(lambda: any(words in str(problem) for problem in self.source.problems()))
 
 
@@ -106,7 +106,7 @@ async def test_a_broken_file_keeps_its_last_good_objects(follow, tmp_path):
     (tmp_path / "b.yaml").write_text(service("b"))
     async with follow(tmp_path) as seen:
         (tmp_path / "a.yaml").write_text("kind: [")
-        await seen.says("a.yaml:1: ")
+        await seen.reports("a.yaml:1: ")
         assert "kept 1 objects of generation 1" in str(seen.source.problems()[0])
         (tmp_path / "b.yaml").write_text(service("c"))
         await seen.has("a", "c")
@@ -137,7 +137,7 @@ async def test_a_port_that_turns_bad_is_kept_until_it_is_good_again(follow, tmp_
     (tmp_path / "a.yaml").write_text(service("a"))
     async with follow(tmp_path) as seen:
         (tmp_path / "a.yaml").write_text(service("a").replace("80", "800000"))
-        await seen.says("spec.ports[0].port: 800000 is not a port of 1-65535; kept port 80 of generation 1")
+        await seen.reports("spec.ports[0].port: 800000 is not a port of 1-65535; kept port 80 of generation 1")
         assert [port.port for port in seen.known["Service", "default/a"].ports] == [80]
         (tmp_path / "a.yaml").write_text(service("a").replace("80", "81"))
         await seen.until(lambda: seen.known["Service", "default/a"].ports[0].port == 81 and not seen.source.problems())
@@ -163,7 +163,7 @@ async def test_an_emptied_folder_keeps_everything(follow, tmp_path):
     (tmp_path / "a.yaml").write_text(service("a"))
     async with follow(tmp_path) as seen:
         (tmp_path / "a.yaml").unlink()
-        await seen.says("the folder holds no manifest; kept 1 objects of generation 1")
+        await seen.reports("the folder holds no manifest; kept 1 objects of generation 1")
         assert not seen.source.trusted
         assert seen.source.distrust == seen.source.problems()[0]
         assert seen.names == ["a"]
@@ -180,7 +180,7 @@ async def test_a_folder_that_disappears_keeps_everything_and_is_followed_when_it
     (home / "b.yaml").write_text(service("b"))
     async with follow(home) as seen:
         home.rename(away)
-        await seen.says("the folder cannot be read: No such file or directory; kept 2 objects of generation 1")
+        await seen.reports("the folder cannot be read: No such file or directory; kept 2 objects of generation 1")
         assert not seen.source.trusted
         away.rename(home)
         await seen.until(lambda: seen.source.trusted)
@@ -270,7 +270,7 @@ async def test_a_file_beyond_the_bound_is_not_even_read(follow, tmp_path):
     async with follow(tmp_path) as seen:
         with (tmp_path / "a.yaml").open("r+") as file:
             file.truncate(65 << 20)  # zeros without a block on the disk
-        await seen.says(
+        await seen.reports(
             "a.yaml: larger than 64 MiB: spread its objects over several files; kept 1 objects of generation 1"
         )
         (tmp_path / "b.yaml").write_text(service("c"))

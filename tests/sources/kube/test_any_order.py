@@ -1,4 +1,4 @@
-"""Whatever happens between the server's objects and the agent, what they mean in the end is what a fresh list of them means."""
+"""After any events between the server's objects and the agent, the final State is that of a fresh list."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DATES = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z")
 
 
 class Variant:
-    """One of the forms that an object of a small world may have: few names and addresses, so that they meet each other."""
+    """One of the forms of an object in a small set of names and addresses, so that objects often coincide."""
 
     def __init__(self, number: int) -> None:
         self._pick = random.Random(number).choice
@@ -102,8 +102,8 @@ deeds = st.one_of(
     st.tuples(st.just("delete"), kinds, names),
     st.tuples(st.just("flap"), kinds, names, numbers),
     st.tuples(st.just("node"), st.sampled_from(["a", "b", ""])),
-    st.tuples(st.just("say"), watched, counts, st.sampled_from(["in order", "twice", "shuffled"])),
-    st.tuples(st.just("say"), watched, counts, st.sampled_from(["in order", "twice", "shuffled"])),
+    st.tuples(st.just("send"), watched, counts, st.sampled_from(["in order", "twice", "shuffled"])),
+    st.tuples(st.just("send"), watched, counts, st.sampled_from(["in order", "twice", "shuffled"])),
     st.tuples(st.just("bookmark"), watched),
     st.tuples(st.just("cut"), watched),
     st.tuples(st.just("end"), watched),
@@ -116,7 +116,7 @@ Script = list[tuple[tuple[Any, ...], int]]
 
 
 class Listener:
-    """A source on a server, and what its changes mean, resolved whenever the script says so."""
+    """A source on a server, and its changes, resolved at steps of the script."""
 
     def __init__(self, server: ScriptedServer, config: str) -> None:
         given = KubeSettings(kubeconfig=config, node_name=NODE, max_delete_ratio=100, timing=AT_ONCE)
@@ -143,10 +143,10 @@ def do(server: ScriptedServer, listener: Listener, word: str, *more: Any) -> Non
     elif word == "delete":
         kind, name = more
         server.delete(kind, name if kind == "BackendState" else f"default/{name}")
-    elif word == "flap":  # it comes and goes, and both are told at once, in some order
+    elif word == "flap":  # it comes and goes, and both are sent at once, in some order
         do(server, listener, "put", *more)
         do(server, listener, "delete", *more[:2])
-        do(server, listener, "say", more[0], 100, "shuffled")
+        do(server, listener, "send", more[0], 100, "shuffled")
     elif word == "node":
         (zone,) = more
         server.put(node(zone=zone)) if zone else server.delete("Node", NODE)
@@ -163,7 +163,7 @@ def do(server: ScriptedServer, listener: Listener, word: str, *more: Any) -> Non
 
 
 async def play(script: Script, server: ScriptedServer, config: str, *, from_start: bool) -> None:
-    """Do a script, from the first request on or after the first lists, and compare what is known then."""
+    """Run a script, from the first request on or after the first lists, and compare the objects at the end."""
     listener = Listener(server, config)
     task = asyncio.create_task(listener.source.run(listener))
     if not from_start:
@@ -184,7 +184,7 @@ async def play(script: Script, server: ScriptedServer, config: str, *, from_star
 
 
 async def fresh_snapshot(server: ScriptedServer, config: str) -> ObjectSnapshot:
-    """Return what a source reads that begins now, on a server that has only what is there."""
+    """Return the objects of a source that starts now, on a server with only the current objects."""
     twin = ScriptedServer(random.Random(0), streams=True)
     twin.version, twin.compacted, twin.objects = server.version, server.version, server.objects
     listener = Listener(twin, config)
@@ -195,7 +195,7 @@ async def fresh_snapshot(server: ScriptedServer, config: str) -> ObjectSnapshot:
 
 
 async def settle(server: ScriptedServer, listener: Listener, task: asyncio.Task[None]) -> None:
-    """Let everything be said until nothing is left."""
+    """Run until no event is pending."""
     for _ in range(MOST_TURNS):
         if task.done():
             task.result()

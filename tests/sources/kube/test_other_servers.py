@@ -35,14 +35,14 @@ STATE = ("version", "objects", "history", "compacted", "uid", "_pages")
 
 
 class Switch:
-    """A proxy before several servers: what the one address leads to."""
+    """A proxy before several servers: it forwards the one address to one of them."""
 
     def __init__(self, api: ApiServer) -> None:
         self._api = api
         self._parked: dict[str, dict[str, object]] = {}
 
     async def add(self, uid: str, objs: Iterable[Obj], version: int) -> None:
-        """Make another server, which is not behind the address yet."""
+        """Start another server, which is not behind the address yet."""
         other = ApiServer()
         other.version, other.uid = version, uid
         await other.change(objs)
@@ -59,7 +59,7 @@ class Switch:
 @pytest.mark.parametrize("streams", STREAMS_OR_PAGES)
 @pytest.mark.parametrize("version", [1, 1018, 5000], ids=["older", "near", "newer"])
 async def test_nothing_of_another_server_is_left(tmp_path: Path, streams: bool, version: int) -> None:
-    """A -> B -> A. A Service that was made in B is gone, and every Service of A is as A has it."""
+    """A -> B -> A. A Service created in B is gone, and every Service is equal to that of A."""
     async with serving(shop(24), streams=streams) as api:
         switch = Switch(api)
         await switch.add("two", [node(), service("kubernetes", "10.96.0.1")], version)

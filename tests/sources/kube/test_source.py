@@ -1,4 +1,4 @@
-"""The source as the agent sees it: when it is synced, when it is trusted, what it says, and which deletions it believes."""
+"""The source's interface for the agent: synced, trusted, messages, and which deletions take effect."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_backend_states_may_be_forbidden(api, tmp_path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("lasts", [False, True])
 async def test_a_resource_whose_definition_is_new_is_given_time(api, tmp_path, caplog, lasts) -> None:
-    """The server answers 429 for a second or so: that is no error unless it lasts, and is asked no sooner than it wants."""
+    """The server answers 429 for a second or so: that is no error unless it lasts, and no request comes before its Retry-After."""
     api.installed.add("BackendState")
     api.initializing = {"backendstates"}
     timing = replace(QUICK, standing_s=0.5 if lasts else 30.0)
@@ -94,7 +94,7 @@ async def test_a_resource_whose_definition_is_new_is_given_time(api, tmp_path, c
             errors = [record.error for record in caplog.records if record.levelno >= logging.ERROR]  # type: ignore[attr-defined]
             assert len(errors) == lasts
             assert all("429" in each and "backendstates" in each for each in errors)
-            asked = [record for record in caplog.records if record.message == "the Kubernetes API asks for time"]
+            asked = [record for record in caplog.records if record.message == "the Kubernetes API requests a pause"]
             assert [(record.levelno, record.resource) for record in asked] == [
                 (logging.INFO, "backendstates.lbagent.io")
             ]  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ async def test_a_resource_whose_definition_is_new_is_given_time(api, tmp_path, c
 async def test_an_optional_resource_that_fails_for_ever_is_waited_for_a_while(
     api, tmp_path, caplog, code, resumes, name
 ) -> None:
-    """All else is given without it, `status` says so, and it is taken in when it comes. 0: the server says nothing of it."""
+    """All other objects are reported without it, `status` shows it, and it is used when it arrives. 0: no answer for it."""
     api.installed.add("BackendState")
     await api.put(backend_state("one", "10.244.1.1:8080/TCP"))
     api.broken = {name: code}
@@ -141,7 +141,7 @@ async def test_what_every_server_has_is_waited_for(api, tmp_path) -> None:
 
 @pytest.mark.long
 async def test_a_server_that_is_away_at_the_start(api, tmp_path) -> None:
-    """An agent over empty maps waits; one that goes on from its maps is synced soon, untrusted, and gives all when it can."""
+    """An agent with empty maps waits; one that continues from its maps is synced soon, untrusted, and reports all objects later."""
     await api.stop()
     soon = replace(QUICK, first_list_s=0.4)
     async with (
@@ -161,7 +161,7 @@ async def test_a_server_that_is_away_at_the_start(api, tmp_path) -> None:
 
 
 async def test_a_server_that_is_slow_at_the_start_is_not_a_bad_list(api, tmp_path, monkeypatch) -> None:
-    """An agent that goes on from its maps says that it waits for lists, and does not speak of deletions."""
+    """An agent that continues from its maps reports that it waits for lists, and no deletions."""
     monkeypatch.setattr(deletion_guard, "DELAY_S", 0.01)
     file = tmp_path / "state" / deletion_guard.FILE
     async with following(api, tmp_path) as follower:
@@ -192,7 +192,7 @@ async def test_a_server_that_goes_away_later_changes_nothing(api, tmp_path) -> N
         calls = follower.calls
         await api.start()
         await follower.until(lambda: follower.source.trusted and follower.texts == "")
-        assert follower.calls > calls  # what asks for `trusted` is told
+        assert follower.calls > calls  # readers of `trusted` are notified
         assert follower.known == before
 
 

@@ -1,4 +1,4 @@
-"""Manifests, whatever is in them: objects and messages, never an exception of another kind."""
+"""Any manifest results in objects and messages, never in an exception of another kind."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lbagent.config import Config
-from lbagent.model.further_sources import FurtherSources
+from lbagent.model.extra_snat_sources import ExtraSnatSources
 from lbagent.targets.bpf import bpf_settings
 
 A, B, SIX = b"\x0a\0\0\7", b"\x0a\0\0\x08", b"\xfd" + bytes(14) + b"\7"
@@ -32,21 +32,23 @@ def test_as_many_snat_slots_as_ports(ports: str, asked: int, slots: int) -> None
 
 
 def test_slots_for_the_ports_of_each_source_address() -> None:
-    """Ports of further addresses would be of no use in slots that are all held."""
+    """Ports of extra SNAT addresses would be of no use in slots that are all held."""
     few = {"flow_table_size": 1024, "flow6_table_size": 1024, "snat_ports": "2000-3023"}
     sizes = bpf_settings.sizes(Config(snat_address=("10.0.0.7", "10.0.0.8", "fd00::7"), **few))  # type: ignore[arg-type]
     assert (sizes.snat4, sizes.snat6) == (4096, 4096)  # 3 * 1,024 ports
 
 
-def test_numbers_of_further_addresses_outlive_a_change_of_their_order() -> None:
+def test_numbers_of_extra_snat_addresses_outlive_a_change_of_their_order() -> None:
     """Programs and paths are told the same numbers, which live flows know."""
-    before = bpf_settings.further_sources(Config(snat_address=("10.0.0.7", "fd00::7", "10.0.0.8")), FurtherSources())
-    assert before == FurtherSources((A, B), (SIX,))
+    before = bpf_settings.extra_snat_sources(
+        Config(snat_address=("10.0.0.7", "fd00::7", "10.0.0.8")), ExtraSnatSources()
+    )
+    assert before == ExtraSnatSources((A, B), (SIX,))
     config = Config(snat_address=("10.0.0.8",))
-    after = bpf_settings.further_sources(config, before)
-    assert after == FurtherSources((b"", B))
-    assert bpf_settings.program_settings(config, after).further == after
-    assert bpf_settings.path_settings(config, after).further == after
+    after = bpf_settings.extra_snat_sources(config, before)
+    assert after == ExtraSnatSources((b"", B))
+    assert bpf_settings.program_settings(config, after).extra_snat == after
+    assert bpf_settings.path_settings(config, after).extra_snat == after
 
 
 def test_snat_slots_follow_the_flow_table() -> None:

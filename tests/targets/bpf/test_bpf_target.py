@@ -22,9 +22,10 @@ from lbagent.model.family import Family
 from lbagent.model.path_info import PathInfo
 from lbagent.model.state import State
 from lbagent.sync import backoff, failures
-from lbagent.sync.target_protocol import Desired, Provenance, SnapshotTarget
+from lbagent.sync.target_protocol import Desired, Provenance
 from lbagent.targets.bpf.bpf_target import BpfTarget
 from lbagent.testing.faulty_maps import FaultyMaps, fail_at
+from lbagent.testing.snapshot_target import SnapshotTarget
 from tests.sync.rig import SMALL, FixedPaths, ListSource, endpoints, make, make_loop, running, service
 from tests.sync.test_loop import until
 from tests.targets.bpf.plans import backends_of

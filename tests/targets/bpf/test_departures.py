@@ -131,14 +131,14 @@ async def test_what_left_while_no_agent_ran_is_found_in_the_flows() -> None:
         add_flows(maps, *((UDP, *each) for each in ids.values()), (TCP, ids[A, X][0], ids[B, Z][1]))
     source = ListSource()
     loop, target, _ = make(maps, source)
-    await target.former.look()
+    await target.former.resolve_unknown()
     assert target.former.unknown, "nothing is known before the State is whole"
     async with running(loop):
         source.first_list(of(A), of(B), hosts(A, Y), hosts(B, X, Z))
         await loop.settled()
         assert not target.former.waiting
         assert target.former.arrived.is_set(), "the sweeper looks at once"
-        await target.former.look()
+        await target.former.resolve_unknown()
         assert target.former.waiting == {ids[A, X]}
         assert not target.former.unknown
 

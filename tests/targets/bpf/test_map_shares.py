@@ -129,7 +129,7 @@ def test_a_namespace_above_its_share_leaves_room_for_new_frontends_of_others() -
     assert missing.keys() == set(range(26, 40))
     assert missing[39] == (
         "namespace evil has 12 of 20 slots of lb4_service and asks for 2 more here; its fair share is 12 while more than"
-        " 80% are asked for; raise --max-service-slots; the new frontend is left out; everything already written keeps serving"
+        " 80% are wanted; raise --max-service-slots; the new frontend is left out; everything already written keeps serving"
     )
     assert agent.serve(*evil, row(GOOD, 1, (1, 2)), row(GOOD, 2, (1, 2)), row(GOOD, 3, (1,))).keys() == missing.keys()
     assert [agent.items(row(GOOD, number)) for number in (1, 2, 3)] == [{1, 2}, {1, 2}, {1}]
@@ -141,7 +141,7 @@ def test_a_served_frontend_above_the_share_keeps_what_it_has() -> None:
     missing = agent.serve(row(EVIL, 2, range(1, 13)), good)
     assert missing == {
         2: "namespace evil has 10 of 20 slots of lb4_service and asks for 3 more here; its fair share is 10 while more than 80%"
-        " are asked for; raise --max-service-slots; the frontend has 9 of its 12 backends; no new flow goes to 10.2.0.10:80/TCP,"
+        " are wanted; raise --max-service-slots; the frontend has 9 of its 12 backends; no new flow goes to 10.2.0.10:80/TCP,"
         " 10.2.0.11:80/TCP, 10.2.0.12:80/TCP until there is room"
     }
     assert agent.items(row(EVIL, 2)) == set(range(1, 10))

@@ -9,7 +9,7 @@ import pytest
 from lbagent.maps import backend_codec
 from lbagent.maps.map_names import family_map
 from lbagent.model.backend import Backend
-from lbagent.model.further_sources import FurtherAddress
+from lbagent.model.extra_snat_sources import ExtraSnatAddress
 from lbagent.model.path_info import PathInfo
 from lbagent.targets.bpf.apply import apply
 from lbagent.targets.bpf.drift import path_drift
@@ -102,12 +102,12 @@ def test_a_backend_that_comes_back_begins_anew() -> None:
     assert source(node, FOUR) == NEW
 
 
-def test_the_address_that_is_kept_is_no_further_one() -> None:
-    """Its ports are the first record's; the one that would be first today may be a further one."""
+def test_the_address_that_is_kept_is_no_extra_snat_address() -> None:
+    """Its ports are the first record's; the one that would be first today may be an extra SNAT address."""
     node = Node()
     serve(node, BEFORE, FOUR)
-    further = (FurtherAddress(1, OLD), FurtherAddress(2, NEW))
-    repath(node, ways(NEW, NEW6, further=further))
+    extra_snat = (ExtraSnatAddress(1, OLD), ExtraSnatAddress(2, NEW))
+    repath(node, ways(NEW, NEW6, extra_snat=extra_snat))
     numbers = {
         number: backend_codec.path_of(node.shadow.paths[FOUR.address.family].get(1 + number * STRIDE)).live
         for number in (1, 2)

@@ -7,7 +7,7 @@ import pytest
 
 from lbagent.kernel.features import XdpFeature
 from lbagent.net.snapshot import Link
-from lbagent.targets.bpf.xdp_output import refusing_devices, way_by
+from lbagent.targets.bpf.xdp_output import egress_by, refusing_devices
 from tests.net.builders import MAC, network
 
 BASIC, ALL = XdpFeature.BASIC | XdpFeature.REDIRECT, XdpFeature.BASIC | XdpFeature.REDIRECT | XdpFeature.NDO_XMIT
@@ -52,10 +52,10 @@ def test_tc_and_generic_xdp_send_by_all(features: dict[int, XdpFeature]) -> None
 
 def test_the_way_of_packets_that_leave_by_a_device() -> None:
     refusing = {VXLAN: "a vxlan takes no frames from XDP"}
-    assert way_by(NIC, refusing, xdp=True) == ("xdp", "")
-    assert way_by(VXLAN, refusing, xdp=True) == ("tc", refusing[VXLAN])
-    assert way_by(NIC, {}, xdp=False) == ("tc", "")
-    assert way_by(VXLAN, refusing, xdp=False) == ("tc", "")  # no XDP program runs, so there is nothing to explain
+    assert egress_by(NIC, refusing, xdp=True) == ("xdp", "")
+    assert egress_by(VXLAN, refusing, xdp=True) == ("tc", refusing[VXLAN])
+    assert egress_by(NIC, {}, xdp=False) == ("tc", "")
+    assert egress_by(VXLAN, refusing, xdp=False) == ("tc", "")  # no XDP program runs, so there is nothing to explain
 
 
 def test_each_says_why() -> None:

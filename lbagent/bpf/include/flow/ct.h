@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains a flow that was found (ct_find.h), and the functions by which others use it. Design: docs/datapath.md, "the flow
- * table". Two buckets of four ways a flow, chosen by the client's address, port and protocol: both directions know these.
+ * table". Two buckets of four ways a flow, chosen by the client's address, port and protocol: both directions have these.
  *
  * Readers take no lock. An insert takes the primary bucket's version, as read before the look-up, by compare-and-swap: success
  * proves that no other CPU inserted there since, so one flow never gets two entries.
@@ -37,7 +37,7 @@ struct ct_flow {
 	u64 version;  /* of the primary bucket, before the look-up */
 	bool second;  /* lies in the second bucket */
 	bool spilled; /* lies in the spill map */
-	bool unswept; /* lies where no sweeper comes: its age may have wrapped */
+	bool unswept; /* lies where no sweeper runs: its age may have wrapped */
 };
 
 AI u64 *ct_bucket(u64 hash)
@@ -57,7 +57,7 @@ AI u64 *ct_entry_at(u64 *bucket, u64 way)
 	return CT_WAY(bucket, way);
 }
 
-/* Stamps count 256 ticks, 0 = never. They say "until then a look-up must look there too". */
+/* Stamps count units of 256 ticks, 0 = never. While a stamp is fresh, a look-up must also search the place it stands for. */
 AI u8 stamp_now(u64 now)
 {
 	u8 n = now >> 8;
@@ -89,13 +89,14 @@ AI u64 ct_flow_age(const struct ct_flow *f, u64 now)
 	return (now - RD16(f->seen_at)) & 0xffff;
 }
 
-/* The less, the more is an entry's flow in use, 17 bits: ticks since it was last seen; of two, one that is established (or begins). */
+/* Returns how idle an entry's flow is, 17 bits: ticks since it was last seen, then the state: an established flow (or one that begins)
+ * is less idle. */
 AI u64 ct_entry_idleness(u64 *e, u64 value, u64 now)
 {
 	return ((now - RD16(e + E_SEEN)) & 0xffff) << 1 | V_STATE(value) >> 1;
 }
 
-/* 1 if the flow has expired, else 0. Without a branch, as the next one: the verifier counts ways. */
+/* 1 if the flow has expired, else 0. Without a branch, as the next one: the verifier counts paths. */
 AI u64 ct_flow_is_expired(const struct ct_flow *f, u64 l4, u64 now)
 {
 	u64 over = ct_timeout(V_STATE(f->value), l4) - ct_flow_age(f, now);
@@ -104,7 +105,7 @@ AI u64 ct_flow_is_expired(const struct ct_flow *f, u64 l4, u64 now)
 	return over >> 63;
 }
 
-/* 1 if the flow must prove that its SNAT slot is its own, however young it looks, else 0. */
+/* 1 if the flow's age is not reliable, so that its SNAT slot must be checked, else 0. */
 AI u64 ct_flow_age_in_doubt(const struct ct_flow *f, u64 now)
 {
 	u64 doubt = 0 - (now >> 16);
@@ -118,8 +119,8 @@ AI u16 ct_flow_service(const struct ct_flow *f)
 	return SEEN_SERVICE(f->seen_at);
 }
 
-/* Returns the index of the next hop towards the client, 0 = not learned. Of a flow that a RST has ended AFTER_RST may be beside it:
- * nexthop_read() takes the index alone. */
+/* Returns the index of the next hop towards the client, 0 = not learned. If a RST has ended the flow, bits of AFTER_RST may be set,
+ * too: nexthop_read() uses the index alone. */
 AI u64 ct_flow_nexthop(const struct ct_flow *f)
 {
 	u64 word = SEEN_NEXTHOP(f->seen_at);
@@ -127,21 +128,22 @@ AI u64 ct_flow_nexthop(const struct ct_flow *f)
 	return word & (HANDSHAKE_ANSWERED | HANDSHAKE_OLDER) ? 0 : word;
 }
 
-/* Returns 0 if nothing has come of the flow but its client's first SYNs, so that what the backend sends without SYN is of no connection of
- * this flow, and some bit else. Of a spilled flow, which has two rows, it is not known. Without a branch: the verifier counts ways. */
+/* Returns 0 if only the client's first SYNs were seen of the flow: then a segment of the backend without SYN belongs to no connection
+ * of this flow. Else returns some bit, also for a spilled flow: it has two rows, so the answer is not known. Without a branch: the
+ * verifier counts ways. */
 AI u64 ct_flow_is_answered(const struct ct_flow *f)
 {
 	return V_STATE(f->value) | f->spilled | (SEEN_HANDSHAKE(f->seen_at) & (HANDSHAKE_ANSWERED | HANDSHAKE_OLDER));
 }
 
-/* What is beside the index of a flow that a RST has ended stays (ct_state.h). */
+/* Keeps the bits of AFTER_RST beside the index (ct_state.h). */
 AI void ct_flow_learn_nexthop(const struct ct_flow *f, u64 index)
 {
 	WR16(&SEEN_NEXTHOP(f->seen_at), (SEEN_NEXTHOP(f->seen_at) & AFTER_RST) | index);
 }
 
 #if LB_FAMILY == 6
-/* The entry's last word, for what the caller keeps there of the flow. */
+/* The entry's last word, in which the caller caches a sum of the flow. */
 AI u64 ct_flow_csum(const struct ct_flow *f)
 {
 	return RD64(f->seen_at + E_CHECKSUM - E_SEEN);

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains what the flow table knows of a client by itself: all flows of one client address, port and protocol lie in the
- * same two buckets, whatever their frontend. So a local backend's reply finds its flow, and two flows whose replies could not
- * be told apart are seen before the second one is made.
+ * This file contains look-ups by the client alone: all flows of one client address, port and protocol lie in the same two buckets,
+ * whatever their frontend. So a local backend's reply finds its flow, and a new flow whose replies would be ambiguous is detected before
+ * it is made.
  */
 #pragma once
 #include "ct_find.h"
 
-/* What was found of a backend's reply, the lower the better: a flow whose backend is served, or else the one seen last of those whose backend
- * is gone (the client shall hear what that still says, and answer). Such a flow's port may have a new one to the same address. */
+/* Rank of a flow found for a backend's reply, lower is better: a flow whose backend is served, else the most recent one of those whose
+ * backend is gone (its client must still receive that backend's segments, to answer them). The same port may have a new flow to the
+ * same address. */
 #define REPLY_OF_SERVED 1
-#define REPLY_OF_GONE 2 /* and more: the longer ago it was seen; of two, one that is established */
+#define REPLY_OF_GONE 2 /* and above, by idleness */
 #define REPLY_UNKNOWN 0x40000
 
 /* Without a branch: else the verifier follows the rest of the look-up for each outcome. */
@@ -23,7 +24,7 @@ AI u64 reply_rank(u64 *e, u64 value, u64 meta, u64 now)
 }
 
 /* Finds the flow of a backend's reply: its client and `snat_port` (network order; 0: FORWARD_LOCAL) are the caller's, its backend is the
- * packet's source. Keeps what `found` says the caller has, if there is nothing better. */
+ * packet's source. `found`: the rank of the flow that `f` already has; a worse one does not replace it. */
 AI u64 ct_find_reply(u64 *bucket, bool second, const struct ct_key *key, const struct lb_pkt *pk, u16 snat_port, u64 now, u64 found,
 		     struct ct_flow *f, lb_addr *vip, u16 *vip_port)
 {
@@ -41,7 +42,7 @@ AI u64 ct_find_reply(u64 *bucket, bool second, const struct ct_key *key, const s
 		path_addr(path, &from);
 		if (!addr_eq(&from, &pk->saddr) || META_PORT(meta) != pk->sport || !value_knows_path(value, meta))
 			continue;
-		if (FURTHER_SOURCES && snat_port && !path_between(path, &pk->saddr, &pk->daddr)) /* the same port of another source address */
+		if (EXTRA_SNAT_SOURCES && snat_port && !path_between(path, &pk->saddr, &pk->daddr)) /* the same port of another source address */
 			continue;
 		rank = reply_rank(ct_entry_at(bucket, w), value, meta, now);
 		if (rank >= found)
@@ -72,7 +73,7 @@ AI u64 ct_clash_in(u64 *bucket, const struct ct_key *key, u64 backend)
 	return clash;
 }
 
-/* Its replies and those of the flow `key` to this backend could not be told apart. */
+/* Would the replies of another flow and those of the flow `key` to this backend be the same packets? */
 AI u64 ct_clash(u64 hash, const struct ct_key *key, u64 backend, u64 now)
 {
 	u64 *b = ct_bucket(hash), clash = ct_clash_in(b, key, backend);
@@ -84,15 +85,15 @@ AI u64 ct_clash(u64 hash, const struct ct_key *key, u64 backend, u64 now)
 	return clash;
 }
 
-/* Does the backend accept a connection though the client's flow to it ends? A client that opened one anew would have sent its SYN through us: it
- * uses the port to talk to the backend directly now, and what follows is of that conversation. */
+/* Does the backend accept a connection while the client's flow to it closes? The SYN of a new connection through the frontend would
+ * have been seen here, so the client now uses the port to talk to the backend directly, and later segments belong to that connection. */
 AI bool reply_opens_another(const struct lb_pkt *pk, u64 value)
 {
 	return pk->tcp_flags & TCP_SYN && value_is_closing(value);
 }
 
-/* Does a pod say something of another connection, after a SYN of the client that it has not accepted? It challenges that SYN where the
- * client port talks to it directly (RFC 5961 §4.2), or goes on with what it was sending. */
+/* Does a pod's segment belong to another connection, while it has not accepted the client's SYN? Where the client port also talks to
+ * it directly, it challenges that SYN (RFC 5961 §4.2), or continues to send on that connection. */
 AI bool reply_is_of_another(const struct lb_pkt *pk, u64 snat_port, const struct ct_flow *f, u64 meta)
 {
 	u64 own = ct_flow_is_answered(f) | (pk->proto ^ PROTO_TCP) | (pk->tcp_flags & (TCP_SYN | TCP_RST)) | snat_port | META_IS(meta, PATH_HOST);

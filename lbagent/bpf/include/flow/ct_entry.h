@@ -56,7 +56,7 @@ AI u64 ct_entry_key(u64 *e, u64 owner, struct ct_key *k)
 	return mix(k->k0);
 }
 
-/* Reads the client's address as far as the owner word does not hold it. */
+/* Reads the words of the client's address that are not in the owner word. */
 AI void ct_entry_client(u64 *e, lb_addr *client)
 {
 	client->w[0] = 0;
@@ -90,7 +90,7 @@ AI bool ct_entry_match(u64 *e, const struct ct_key *k, u64 *value)
 	return !(differ | ((*value ^ gen) & GEN_MASK)) && RD64(e) == owner;
 }
 
-/* The same with the addresses of a plain frame, which are where they are: four of them are too many to keep. */
+/* The same with the addresses of a plain frame, read from the frame: registers cannot hold all four. */
 AI bool ct_entry_match_frame(u64 *e, const struct ct_key *k, const u8 *data, u64 *value)
 {
 	const u8 *at = data + ETH_HLEN + 8;

@@ -5,7 +5,7 @@
 #pragma once
 #include "ct.h"
 
-/* Has this primary bucket entries in second buckets? */
+/* Does this primary bucket have entries in second buckets? */
 AI bool ct_second_in_use(u64 *bucket, u64 now)
 {
 	return stamp_fresh(CT_STAMPS(bucket)[0], now);
@@ -18,7 +18,7 @@ AI void ct_flow_in(struct ct_flow *f, u64 hash)
 	f->second = false;
 }
 
-/* Returns the way of the bucket that holds the flow, FLOW_WAYS: none does. */
+/* Returns the way of the bucket that holds the flow, FLOW_WAYS if none does. */
 AI u64 ct_find_way(u64 *bucket, const struct ct_key *key, u64 *value)
 {
 #pragma unroll

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the insertion into the flow table. A victim is chosen by class, then age, then round robin by the bucket's
- * version: free > expired > NEW > MID of 2 ticks. An established flow that lives is never one. The scoring has no branches:
+ * version: free > expired > NEW > MID of 2 ticks. A live established flow is never a victim. The scoring has no branches:
  * with them the verifier's states multiply beyond its limit.
  */
 #pragma once
 #include "ct_refresh.h"
 
 #define CT_OK 0
-#define CT_RETRY 1    /* another CPU was faster */
+#define CT_RETRY 1    /* another CPU inserted first */
 #define CT_SPILLED 2
-#define CT_NO_STATE 3 /* a SYN found no room: its SNAT slot alone must do */
+#define CT_NO_STATE 3 /* a SYN found no room: the connection has only its SNAT slot */
 #define CT_FULL 4     /* no room anywhere */
 
 /* Score of a way as a victim: class (bit 40 free, 39 expired, 38 NEW, 37 MID), age, tie break, way. 0 = not to be taken. */
@@ -97,7 +97,7 @@ AI u64 ct_free_way(u64 *bucket)
 	return ways < 2 ? FLOW_WAYS : first;
 }
 
-/* Frees the SNAT slot of the flow that is thrown out. Its key is still there, its owner word was `owner`. */
+/* Frees the SNAT slot of the evicted flow. The entry still has its key; its owner word was `owner`. */
 AI void ct_evict(u64 *e, u64 owner)
 {
 	lb_addr client;
@@ -130,7 +130,7 @@ AI bool ct_claim(u64 *e, u64 way, const struct ct_key *key, u64 value, u64 servi
 	return true;
 }
 
-/* Writes the row by which replies find a spilled flow, where it needs one. Returns false if there is no room. */
+/* Writes the reply row of a spilled flow, if it needs one. Returns false if there is no room. */
 AI bool ct_spill_reply(const struct ct_key *reply, u64 value, u64 service, u64 now)
 {
 	struct spill_key k = {*reply};
@@ -139,7 +139,7 @@ AI bool ct_spill_reply(const struct ct_key *reply, u64 value, u64 service, u64 n
 	return value_forward(value) != FORWARD_LOCAL || !map_update(FAMILY_FD(spill), &k, &v, 0);
 }
 
-/* Takes the row away by which replies of a spilled flow's former backend found it. */
+/* Removes the reply row of a spilled flow's former backend. */
 AI void ct_unspill_reply(const struct ct_key *key, u64 value)
 {
 	lb_path *path = path_of(V_BACKEND(value));
@@ -151,14 +151,14 @@ AI void ct_unspill_reply(const struct ct_key *key, u64 value)
 	map_delete(FAMILY_FD(spill), &k);
 }
 
-/* Has a flow of FORWARD_LOCAL go on from a SNAT port, with its next packet. Its replies are its own no more. */
+/* Moves a flow of FORWARD_LOCAL to a SNAT port with its next packet. Until then no reply is the flow's. */
 AI void ct_flow_await_snat(const struct ct_flow *f, const struct ct_key *key)
 {
 	if (ct_flow_set(f, value_awaiting_snat(f->value)) && f->spilled)
 		ct_unspill_reply(key, f->value);
 }
 
-/* The overflow table: what finds no way and is no SYN. A flow of FORWARD_LOCAL gets a second row by which its replies find it. */
+/* The overflow map, for a flow that finds no way and does not begin with a SYN. A flow of FORWARD_LOCAL gets a second row for its replies. */
 AI u64 ct_spill(const struct ct_key *key, const struct ct_key *reply, u64 value, u64 service, u64 now, struct ct_flow *f)
 {
 	struct spill_key k = {*key};
@@ -228,7 +228,7 @@ AI u64 ct_insert(u64 hash, const struct ct_key *key, const struct ct_key *reply,
 	return rc;
 }
 
-/* Gives a flow that was found its new value in place, with the entry's own generation; its service too. Returns false if its value is
+/* Replaces the value of a flow that was found, in place and with the entry's own generation, and its service. Returns false if its value is
  * no longer `old`. */
 AI bool ct_flow_replace(struct ct_flow *f, u64 old, u64 value, u64 service)
 {
@@ -237,7 +237,7 @@ AI bool ct_flow_replace(struct ct_flow *f, u64 old, u64 value, u64 service)
 	if (f->value != old || !ct_flow_set(f, next))
 		return false;
 	WR16(&SEEN_SERVICE(f->seen_at), service);
-	WR16(&SEEN_HANDSHAKE(f->seen_at), 0); /* it opens anew */
+	WR16(&SEEN_HANDSHAKE(f->seen_at), 0); /* it opens again */
 	f->value = next;
 	return true;
 }

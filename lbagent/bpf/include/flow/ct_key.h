@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the key of a flow and its hash: client, frontend and protocol, laid out as an entry's words have them
- * (maps/flow_layout.py), generation 0. The hash knows the client's address, port and protocol only: both directions of a flow know these.
+ * (maps/flow_layout.py), generation 0. The hash takes the client's address, port and protocol only: both directions of a flow have these.
  */
 #pragma once
 #include "l4.h"

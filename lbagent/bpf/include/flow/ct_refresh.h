@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains what a packet of a known flow leaves in its entry: last seen, state, stamps of its bucket, lease of its SNAT
- * slot.
+ * This file contains the updates by a packet of a known flow: last seen, state, stamps of its bucket, lease of its SNAT slot.
  */
 #pragma once
 #include "ct_state.h"
@@ -47,8 +46,8 @@ AI void ct_refresh_tick(const struct ct_flow *f, const struct ct_key *key, u64 v
 
 #define REFRESH_TRIES 3
 
-/* Returns the flow's value after this packet. With the state the lease of its slot changes; a flow that its backend refused before it was
- * established gives the slot back. The other side's packet may come on another CPU just now: both must count. */
+/* Returns the flow's value after this packet. The lease of its slot follows the state; a flow that its backend refused before it was
+ * established releases the slot. Another CPU may process a packet of the other side at the same time: both must count. */
 AI u64 ct_refresh_state(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 number, u64 now, bool from_backend)
 {
 	u64 word = SEEN_HANDSHAKE(f->seen_at), value = f->value;
@@ -71,7 +70,7 @@ AI u64 ct_refresh_state(const struct ct_flow *f, const struct ct_key *key, const
 		if (stored)
 			break;
 		if (value_identity(seen ^ value))
-			return f->value; /* it is another flow's entry by now, or has another backend */
+			return f->value; /* the entry is now another flow's, or has another backend */
 		value = seen;
 	}
 	if (!stored)
@@ -83,7 +82,7 @@ AI u64 ct_refresh_state(const struct ct_flow *f, const struct ct_key *key, const
 	return step.value;
 }
 
-/* Ends a flow: it stays for as long as its client may still send, so that each packet is told the same. */
+/* Ends a flow. Its entry stays for as long as its client may still send, so that each packet gets the same answer. */
 AI void ct_flow_close(struct ct_flow *f, u64 now)
 {
 	u64 next = value_finished(f->value);
@@ -93,8 +92,8 @@ AI void ct_flow_close(struct ct_flow *f, u64 now)
 	WR16(f->seen_at, now);
 }
 
-/* Notes a packet of a known flow; returns the flow's value after it. `number`: of TCP what the client's segment acknowledges, or what
- * would acknowledge the backend's SYN. A backend keeps no flow alive that is not established. */
+/* Records a packet of a known flow; returns the flow's value after it. `number`: for TCP, the number that the client's segment
+ * acknowledges, or that would acknowledge the backend's SYN. A backend's packets keep only established flows alive. */
 AI u64 ct_refresh(const struct ct_flow *f, const struct ct_key *key, const struct lb_pkt *pk, u64 number, u64 now, bool from_backend)
 {
 	u64 last = RD16(f->seen_at), value = ct_refresh_state(f, key, pk, number, now, from_backend);
@@ -104,9 +103,9 @@ AI u64 ct_refresh(const struct ct_flow *f, const struct ct_key *key, const struc
 	return value;
 }
 
-/* The same for a client's packet on the fast path, which is no SYN, FIN or RST. Returns false, with nothing noted, if the slow path
- * must do it: one whose state changes, what is due more rarely, and ages in doubt (now_ticks_in()). What is due more rarely is due to a flow
- * not seen for 256 ticks as well, so a flow that may have lost its SNAT slot is never refreshed here. */
+/* The same for a client's packet on the fast path, which is no SYN, FIN or RST. Returns false, with nothing recorded, if the slow path
+ * must do it: the state changes, a rare update is due, or ages are not reliable (now_ticks_in()). Rare updates are also due for a flow
+ * not seen for 256 ticks, so a flow that may have lost its SNAT slot is never refreshed here. */
 AI bool ct_refresh_fast(const struct ct_flow *f, const struct lb_pkt *pk, bool second, u64 now)
 {
 	u64 last = RD16(f->seen_at), est = V_STATE(f->value) == CT_ESTABLISHED;

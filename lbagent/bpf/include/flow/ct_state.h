@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the states of a flow: what a packet makes of its value word. The rule: a flow is established when its client
- * has proved that it gets the backend's packets, or the backend that it has such a connection. Nothing that a sender with a forged
- * source can do alone establishes one, nor does what it makes a backend answer (docs/datapath.md, "States").
+ * This file contains the states of a flow, and how a packet changes them. The rule: a flow is established when its client has proved that
+ * it receives the backend's packets, or the backend that it has such a connection. A sender with a forged source cannot establish one,
+ * also not by the answers that it causes a backend to send (docs/datapath.md, "States").
  *
  * As long as a flow is opening, the 16 bits of its seen word where the next hop towards the client will be are its handshake word:
  *   bit 15: the backend has answered: a SYN-ACK, or UDP's first reply. Set, the bits are no next hop
  *   bit 14: TCP, not answered: the backend may have a connection of this flow from before the client's SYN
  *   bits 0-13: of TCP the low bits of the number by which the client acknowledges that SYN-ACK; of UDP the tick of the reply
  *
- * Of a TCP flow that a RST has ended, two more bits beside the next hop say who has sent a segment without SYN, FIN and RST after it:
- *   bit 12: the client; bit 13: the backend. Both: the connection lives, and the RST was not of it
+ * After a RST has ended a TCP flow, two more bits beside the next hop record which side has sent a segment without SYN, FIN and RST since:
+ *   bit 12: the client; bit 13: the backend. Both: the connection is alive, and the RST did not belong to it
  */
 #pragma once
 #include "ct.h"
 
-#define UDP_LASTS 2 /* ticks after the first reply, from when on another datagram shows that a UDP conversation goes on */
+#define UDP_LASTS 2 /* ticks after the first reply; a later datagram shows that a UDP conversation continues */
 
-/* A flow as a packet meets it, and as it leaves it. */
+/* A flow before a packet, changed in place to the flow after it. */
 struct ct_step {
 	u64 value, word; /* value word, handshake word */
 };
@@ -31,7 +31,7 @@ AI bool tcp_establishes(struct ct_step *step, u64 flags, u64 number, bool from_b
 			step->word = HANDSHAKE_ANSWERED | (number & HANDSHAKE_NUMBER);
 		return false;
 	}
-	/* After a client's SYN an ACK alone may answer a forged one: a backend with a half-open connection of this port sends it
+	/* After a client's SYN, a bare ACK may be the answer to a forged SYN: a backend with a half-open connection of this port sends it
 	 * (RFC 5961 §4.2). Data or FIN it sends only on a connection. */
 	if (from_backend)
 		return V_STATE(step->value) == CT_MID || flags & (TCP_PSH | TCP_FIN);
@@ -40,7 +40,7 @@ AI bool tcp_establishes(struct ct_step *step, u64 flags, u64 number, bool from_b
 	return step->word & HANDSHAKE_ANSWERED && flags & TCP_ACK && !((step->word ^ number) & HANDSHAKE_NUMBER);
 }
 
-/* A client's SYN: it begins a handshake anew, except on an established flow. */
+/* A client's SYN: it restarts the handshake, except on an established flow. */
 AI void tcp_open(struct ct_step *step)
 {
 	if (V_STATE(step->value) == CT_MID || V_STATE(step->value) == CT_CLOSING) {
@@ -49,21 +49,21 @@ AI void tcp_open(struct ct_step *step)
 	}
 }
 
-/* A RST of either side: the flow closes. Anyone can send one with the client's address, so it is not the last word (tcp_after_rst()). */
+/* A RST of either side: the flow closes. Anyone can send one with the client's address, so later segments can undo it (tcp_after_rst()). */
 AI void tcp_reset(struct ct_step *step)
 {
 	step->value = value_with_state(step->value, CT_CLOSING);
 	step->word &= ~AFTER_RST;
 }
 
-/* A segment without SYN, FIN and RST on a flow that a RST has ended. The peer of a real RST sends none: when both sides send, the flow is
- * established as before. Not where both sides have sent FIN: their last acknowledgements are such segments too. */
+/* A segment without SYN, FIN and RST on a flow that a RST has ended. After a real RST, at most one side sends such segments: if both
+ * do, the flow is established again. Not if both sides have sent FIN: their last acknowledgements are such segments, too. */
 AI void tcp_after_rst(struct ct_step *step, bool from_backend)
 {
 	u64 both;
 
 	step->word |= from_backend ? AFTER_RST_BACKEND : AFTER_RST_CLIENT;
-	both = ((step->word & AFTER_RST) + AFTER_RST_CLIENT) >> 14; /* 1 or 0; without a branch: the verifier counts ways */
+	both = ((step->word & AFTER_RST) + AFTER_RST_CLIENT) >> 14; /* 1 or 0; without a branch: the verifier counts paths */
 	OPAQUE(both);
 	step->value ^= both * ((CT_CLOSING ^ CT_ESTABLISHED) << V_STATE_SHIFT);
 	step->word &= ~(both * AFTER_RST);
@@ -77,7 +77,7 @@ AI void tcp_advance(struct ct_step *step, const struct lb_pkt *pk, u64 number, b
 	if (LIKELY(!((flags & (TCP_SYN | TCP_FIN | TCP_RST)) | (V_STATE(step->value) ^ CT_ESTABLISHED))))
 		return;
 	opening = value_is_opening(step->value);
-	if (flags & TCP_RST) { /* of a flow that never was established the backend's alone counts: ct_refresh() frees its port */
+	if (flags & TCP_RST) { /* for a flow that never was established only the backend's counts: ct_refresh() frees its port */
 		if (!opening)
 			tcp_reset(step);
 		else if (from_backend)
@@ -102,7 +102,7 @@ AI void tcp_advance(struct ct_step *step, const struct lb_pkt *pk, u64 number, b
 		tcp_after_rst(step, from_backend);
 }
 
-/* A protocol without flags: a reply establishes the flow. Its SNAT port is its own for good only when the conversation goes on. */
+/* A protocol without flags: a reply establishes the flow. It keeps its SNAT port only if the conversation continues. */
 AI void udp_advance(struct ct_step *step, u64 now, bool from_backend)
 {
 	if (V_STATE(step->value) != CT_ESTABLISHED) {
@@ -120,7 +120,7 @@ AI void udp_advance(struct ct_step *step, u64 now, bool from_backend)
 	}
 }
 
-/* Makes of a flow what a packet of its client or its backend makes of it. */
+/* Applies a packet of the client or the backend to the state of a flow. */
 AI void ct_advance(struct ct_step *step, const struct lb_pkt *pk, u64 number, u64 now, bool from_backend)
 {
 	if (pk->proto == PROTO_TCP)

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the value word of a flow entry: backend, state, way of forwarding. It is read and replaced as one word.
- * Only the headers of the flow table (ct_*.h, snat*.h) know its bits, V_* of maps/flow_layout.py; others use the functions.
+ * This file contains the value word of a flow entry: backend, state, forwarding mode. It is read and replaced as one word. Only the
+ * headers of the flow table (ct_*.h, snat*.h) use its bits, V_* of maps/flow_layout.py; others use the functions.
  *
- * The forward word is the SNAT port in network order where the flow has one; else its low byte is 0 (the configuration allows no SNAT
- * port below 256) and its high byte is FORWARD_LOCAL or another ForwardMode; FORWARD_SNAT without a port awaits one.
+ * The forward word is the SNAT port in network order if the flow has one. Else its low byte is 0 (the configuration allows no SNAT port
+ * below 256), and its high byte is FORWARD_LOCAL or another ForwardMode. A flow of FORWARD_SNAT without a port waits for one.
  */
 #pragma once
 #include "forward.h"
 #include "parse.h"
 
-#define GEN_MASK V_GENERATION_MASK /* in all words that have a generation the same bits, the lowest */
+#define GEN_MASK V_GENERATION_MASK /* the same bits, the lowest, in all words that have a generation */
 #define GEN_BITS V_GENERATION_BITS
 #define V_BACKEND(v) FIELD(V_BACKEND, v)
 #define V_BACKEND_GEN(v) FIELD(V_BACKEND_GENERATION, v)
@@ -20,12 +20,12 @@
 #define V_STATE(v) FIELD(V_STATE, v)
 #define V_FIN_CLIENT IN_FIELD(V_FIN, FIN_CLIENT)
 #define V_FIN_BACKEND IN_FIELD(V_FIN, FIN_BACKEND)
-#define V_LASTED V_FIN_CLIENT /* UDP, which has no FIN: the conversation went on after its first reply */
+#define V_LASTED V_FIN_CLIENT /* UDP, which has no FIN: the conversation continued after its first reply */
 #define V_SNAT_SLOT_GEN(v) FIELD(V_SNAT_GENERATION, v)
 
 _Static_assert(GEN_MASK == OWNER_GENERATION_MASK && GEN_MASK == VIP_GENERATION_MASK && GEN_MASK == (1ULL << GEN_BITS) - 1, "generations");
 
-/* Has the flow yet to be established? */
+/* Is the flow not established yet? */
 AI bool value_is_opening(u64 v)
 {
 	return V_STATE(v) == CT_NEW || V_STATE(v) == CT_MID;
@@ -48,7 +48,7 @@ AI bool value_is_finished(u64 v)
 	return (v & (V_FIN_CLIENT | V_FIN_BACKEND)) == (V_FIN_CLIENT | V_FIN_BACKEND);
 }
 
-/* Ends a TCP flow for good: it closes, and no segment establishes it again. */
+/* Closes a TCP flow finally: no segment establishes it again. */
 AI u64 value_finished(u64 v)
 {
 	return value_with_state(v, CT_CLOSING) | V_FIN_CLIENT | V_FIN_BACKEND;
@@ -60,7 +60,7 @@ AI u64 value_make(u64 backend, u64 backend_gen, u64 state, u64 forward)
 	return backend << V_BACKEND_SHIFT | backend_gen << V_BACKEND_GENERATION_SHIFT | forward << V_MODE_SHIFT | state << V_STATE_SHIFT;
 }
 
-/* Returns what snat_take() gives: a port (network order) and the generation its slot has now. */
+/* Returns the result of snat_take(): a port (network order) and the generation its slot has now. */
 AI u64 value_snat_part(u16 port, u64 slot_gen)
 {
 	return (u64)port << V_FORWARD_SHIFT | IN_FIELD(V_SNAT_GENERATION, slot_gen);
@@ -107,13 +107,13 @@ AI u16 value_forward_word(u64 v)
 	return v >> V_FORWARD_SHIFT;
 }
 
-/* Returns 0 for FORWARD_LOCAL and some bit else, without a branch. */
+/* Returns 0 for FORWARD_LOCAL, else some bit. No branch. */
 AI u64 value_not_local(u64 v)
 {
 	return v & V_FORWARD_MASK;
 }
 
-/* Do two flows of one client speak of the same SNAT slot? */
+/* Do two flows of one client refer to the same SNAT slot? */
 AI bool value_shares_slot(u64 a, u64 b)
 {
 	return !((a ^ b) & (V_FORWARD_MASK | V_BACKEND_MASK));
@@ -131,20 +131,21 @@ AI u64 value_with_slot_gen(u64 v, u64 slot_gen)
 	return (v & ~V_SNAT_GENERATION_MASK) | IN_FIELD(V_SNAT_GENERATION, slot_gen);
 }
 
-/* Takes the backend from a flow that has one: as no backend has its generation, its next packet finds it gone. */
+/* Takes the backend from a flow that has one: no backend has the generation that is left, so the flow's next packet finds the backend
+ * gone. */
 AI u64 value_without_backend(u64 v)
 {
 	return v ^ V_BACKEND_GEN_NONE;
 }
 
-/* Gives a flow the backend id 0, that of none: no reply is the flow's any more. */
+/* Gives a flow the backend id 0 (no backend): no reply is the flow's from now on. */
 AI u64 value_of_no_backend(u64 v)
 {
 	return v & ~V_BACKEND_MASK;
 }
 
-/* Takes the SNAT port from a flow: its entry may go at any time (CT_NEW), and as no backend has its generation it gets another backend
- * should it come back. */
+/* Takes the SNAT port from a flow: its entry may be evicted at any time (CT_NEW), and no backend has its generation, so its next
+ * packet selects a backend again. */
 AI u64 value_without_snat(u64 v)
 {
 	return value_without_backend(value_with_state(v & ~V_FORWARD_MASK, CT_NEW));
@@ -156,7 +157,7 @@ AI u64 value_awaiting_snat(u64 v)
 	return (v & ~V_FORWARD_MASK) | (u64)FORWARD_SNAT << V_MODE_SHIFT;
 }
 
-/* Does the flow await its SNAT port? */
+/* Does the flow wait for a SNAT port? */
 AI bool value_awaits_snat(u64 v)
 {
 	return value_forward_word(v) == FORWARD_SNAT << FORWARD_MODE_SHIFT;
@@ -174,8 +175,8 @@ AI u64 value_in_entry(u64 v, u64 gen)
 	return (v & ~GEN_MASK) | (gen & GEN_MASK);
 }
 
-/* May the flow keep its SNAT port whatever comes? An established one may. Of UDP, where one forged datagram gets a reply, only one
- * whose conversation went on. `l4`: its protocol. */
+/* Does the flow keep its SNAT port under all conditions? An established one does. For UDP, where one forged datagram gets a reply,
+ * only one whose conversation continued. `l4`: its protocol. */
 AI bool value_keeps_port(u64 v, u64 l4)
 {
 	return V_STATE(v) == CT_ESTABLISHED && (l4 != L4_UDP || v & V_LASTED);
@@ -192,8 +193,8 @@ AI bool value_is_served(u64 v, u64 meta)
 	return !value_backend_differs(v, meta);
 }
 
-/* Is the path record still that of the flow's backend, also when this one is gone (the record of a removed backend has the next
- * generation and no life) or was taken from the flow? */
+/* Is the path record still that of the flow's backend? Also true if that backend is gone (the record of a removed backend has the next
+ * generation, and is not live) or was taken from the flow. */
 AI bool value_knows_path(u64 v, u64 meta)
 {
 	u64 ahead = (META_GEN(meta) - V_BACKEND_GEN(v)) & (BACKEND_GENERATION_TURNED - 1);
@@ -201,8 +202,8 @@ AI bool value_knows_path(u64 v, u64 meta)
 	return ahead <= !META_IS(meta, PATH_LIVE);
 }
 
-/* Returns a time-out in ticks, 16 bits. That of an established flow depends on its protocol; SCTP has that of TCP, the other one with
- * connections. */
+/* Returns a time-out in ticks, 16 bits. That of an established flow depends on its protocol; SCTP, which has connections, too, has
+ * that of TCP. */
 AI u64 ct_timeout(u64 state, u64 l4)
 {
 	if (state == CT_CLOSING)
@@ -219,7 +220,7 @@ AI u64 ct_timeout(u64 state, u64 l4)
 	}
 }
 
-/* The same as tables of 16 bits each: of established flows by protocol, of others by state. */
+/* The same as tables with 16 bits per entry: established flows by protocol, others by state. */
 #define TIMEOUTS_EST (CFG(timeout_tcp) | CFG(timeout_udp) << 16 | CFG(timeout_tcp) << 32)
 #define TIMEOUTS_OTHER (CFG(timeout_new) | CFG(timeout_closing) << 32 | CFG(timeout_new) << 48)
 

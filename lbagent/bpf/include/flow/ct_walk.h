@@ -59,13 +59,12 @@ AI bool ct_entry_lost_snat(const struct ct_entry *e)
 	return snat_is_lost(e->value, e->owner, &client, SEEN_SERVICE(&seen));
 }
 
-/* What sweeping depends on: TIMEOUTS_EST and TIMEOUTS_OTHER, the clock, and whether ages are in doubt. Read once. */
+/* The inputs of a sweep: TIMEOUTS_EST and TIMEOUTS_OTHER, the clock, and whether ages are reliable. Read once. */
 struct ct_sweep {
 	u64 now, est, other, doubt;
 };
 
-/* 1 if the flow is of no use any more: expired, or without its SNAT port while ages are in doubt. Without a branch: the verifier counts
- * ways. */
+/* 1 if the flow has ended: it has expired, or lost its SNAT port while ages are not reliable. No branch: the verifier counts paths. */
 AI u64 ct_entry_is_over(const struct ct_entry *e, const struct ct_sweep *rules)
 {
 	u64 limits = ct_timeouts(OWNER_L4(e->owner), rules->est, rules->other), state = V_STATE(e->value), over;
@@ -76,7 +75,7 @@ AI u64 ct_entry_is_over(const struct ct_entry *e, const struct ct_sweep *rules)
 	return over >> 63 | (rules->doubt & ct_entry_lost_snat(e));
 }
 
-/* Frees an entry that is over. Between the question and the claim a packet may come: asked again. */
+/* Frees an entry whose flow has ended. A packet may arrive between the check and the claim, so it is checked again. */
 AI void ct_entry_expire(const struct ct_entry *e, const struct ct_sweep *rules)
 {
 	u64 gen = e->owner & GEN_MASK;
@@ -93,7 +92,7 @@ AI void ct_entry_expire(const struct ct_entry *e, const struct ct_sweep *rules)
 	WR64(e->at, gen);
 }
 
-/* May the flow go on with another backend while its own lives? A connection may not. */
+/* May the flow continue with another backend while its own is alive? A connection may not. */
 AI bool ct_entry_may_move(const struct ct_entry *e)
 {
 	switch (OWNER_L4(e->owner)) {
@@ -106,9 +105,9 @@ AI bool ct_entry_may_move(const struct ct_entry *e)
 	}
 }
 
-/* Takes the backend from a flow whose frontend is gone, or has not this backend any more. That of a connection that opens is left: the slow
- * path sees all its packets, and a SYN may be giving it to another frontend just now. Returns whether the flow had a backend: should a
- * packet change it meanwhile, it has it still. */
+/* Takes the backend from a flow whose frontend is gone, or no longer has this backend. An opening connection keeps its backend: the
+ * slow path sees all its packets, and a SYN may be giving it to another frontend at this moment. Returns whether the flow had a
+ * backend; if a packet changes the flow meanwhile, it still has it. */
 AI bool ct_entry_end(const struct ct_entry *e)
 {
 	bool opens = V_STATE(e->value) == CT_NEW && OWNER_L4(e->owner) == L4_TCP;
@@ -120,8 +119,8 @@ AI bool ct_entry_end(const struct ct_entry *e)
 	return true;
 }
 
-/* Takes an entry out of the old table; what changed since its value was read goes to `f`, its flow in the new one (value_at 0: not
- * wanted). Returns false if it changed once more. */
+/* Takes an entry out of the old table. Changes since its value was read go to `f`, its flow in the new one (value_at 0: none). Returns
+ * false if it changed again. */
 AI bool ct_entry_leave(const struct ct_entry *e, struct ct_flow *f)
 {
 	u64 value = e->value, next;
@@ -129,7 +128,7 @@ AI bool ct_entry_leave(const struct ct_entry *e, struct ct_flow *f)
 	RACE_POINT(ENTRY_LEAVE);
 	NO_UNROLL
 	for (u64 n = 0; n < 2; n++) {
-		next = CAS(e->at + E_VALUE, value, value ^ 1); /* the generation fits no more: no look-up finds it, no change comes through */
+		next = CAS(e->at + E_VALUE, value, value ^ 1); /* the generation no longer matches: no look-up finds it, no change succeeds */
 		if (next == value) {
 			WR64(e->at, e->owner & GEN_MASK);
 			return true;
@@ -143,7 +142,7 @@ AI bool ct_entry_leave(const struct ct_entry *e, struct ct_flow *f)
 	return false;
 }
 
-/* Gives the flow `f` last seen and next hop of the entry it was copied from; `seen`: that entry's seen word. */
+/* Copies last seen and next hop to the flow `f` from the entry it was copied from; `seen`: that entry's seen word. */
 AI void ct_flow_inherit(const struct ct_flow *f, u64 seen)
 {
 	WR16(f->seen_at, seen);
@@ -159,7 +158,7 @@ AI u64 ct_entry_seen(const struct ct_entry *e, u64 *service)
 	return seen;
 }
 
-/* Tells a bucket of the new table which flows of the old one's lie in the spill map. */
+/* Stamps a bucket of the new table if flows of the old bucket are in the spill map. */
 AI void ct_carry_stamp(u64 bucket, u64 now)
 {
 	u8 stamp = CT_STAMPS(ct_old_bucket(bucket * FLOW_WAYS))[1], *to = CT_STAMPS(ct_bucket(bucket * FLOW_WAYS)) + 1;

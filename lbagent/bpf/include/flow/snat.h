@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains SNAT ports: taking one for a flow, its lease, giving it back. A first packet gets a short lease (its stamp is
- * put back), and a full one only a flow that is established. A slot outlives its flow's entry, which frees it when it goes. Then it
- * contains finding the holder of a port by a reply, and what a reply changes in the slot. snat_slot.h has the layout.
+ * This file contains SNAT ports: taking one for a flow, its lease, releasing it. A first packet gets a short lease (its stamp is set into
+ * the past), only an established flow gets a full one. A slot may outlive its flow's entry, which frees it when it is removed. The file
+ * also contains the look-up of a port's holder by a reply, and the changes of a reply to the slot. snat_slot.h has the layout.
  */
 #pragma once
 #include "snat_slot.h"
 
-#define OLD_SNAT_ALIASES 8 /* in slots fewer by this factor no live flow loses its slot while they are moved */
+#define OLD_SNAT_ALIASES 8 /* up to this factor fewer slots: no live flow loses its slot while they are moved */
 #define SNAT_PROBES 16
 
 /* Frees the slot of a flow that ends. */
@@ -20,7 +20,7 @@ AI void snat_release(u64 value, u64 owner, const lb_addr *client)
 		snat_slot_release(snat_old_slot_of_value(value), value, owner, client);
 }
 
-/* Lets the lease begin anew, as long as the flow's state allows. */
+/* Restarts the lease, with the length that the flow's state allows. */
 AI void snat_renew(u64 value, u64 owner, const lb_addr *client, u64 service, u64 now)
 {
 	u64 *s = snat_slot_of_value(value), meta = RD64(s + SNAT_SLOT_META);
@@ -30,7 +30,7 @@ AI void snat_renew(u64 value, u64 owner, const lb_addr *client, u64 service, u64
 }
 
 /* Sets bit 63 if the flow (value, owner word, client, service) holds slot `index` neither here nor in the slots that are being left. Without a
- * branch: the verifier counts ways. */
+ * branch: the verifier counts paths. */
 AI u64 snat_not_held(u64 index, u64 value, u64 owner, const lb_addr *client, u64 service)
 {
 	u64 *s = snat_slot_at(index), differs = snat_slot_differs(s, RD64(s + SNAT_SLOT_META), value, owner, client, service), old;
@@ -47,7 +47,7 @@ AI u64 snat_not_held(u64 index, u64 value, u64 owner, const lb_addr *client, u64
 	return differs;
 }
 
-/* Does the flow with this value hold its port no longer? */
+/* Has the flow with this value lost its port? */
 AI bool snat_is_lost(u64 value, u64 owner, const lb_addr *client, u64 service)
 {
 	return snat_not_held(snat_index_of_value(value), value, owner, client, service) >> 63 & value_is_snat(value);
@@ -64,13 +64,13 @@ AI u64 snat_first(u64 hash, u64 range)
 	return ((hash >> 24 & 0xffffffff) * range) >> 32;
 }
 
-/* The hash that leads to other ports. */
+/* A hash that selects other ports. */
 AI u64 snat_other(u64 hash)
 {
 	return hash * 0x9FB21C651E98DF25ULL;
 }
 
-/* Returns the n-th port (host order) to ask for, 0 if the range is too small for it. Two runs of 8 neighbours, so that at most
+/* Returns the n-th candidate port (host order), 0 if the range is too small for it. Two runs of 8 neighbours, so that at most
  * four cache lines are read. */
 AI u64 snat_probe(u64 hash, u64 n)
 {
@@ -81,7 +81,7 @@ AI u64 snat_probe(u64 hash, u64 n)
 	return (first + over) * SIGN(over - range);
 }
 
-/* Starts the cache miss of the first slot snat_take() will ask for. */
+/* Starts the cache miss of the first slot snat_take() will read. */
 AI void snat_prefetch(u64 hash, u64 backend)
 {
 	u64 first = CFG(snat_port_min), host = first + snat_first(hash, CFG(snat_port_max) - first + 1);
@@ -89,7 +89,7 @@ AI void snat_prefetch(u64 hash, u64 backend)
 	RD64(snat_slot_of(backend_hash(backend), HTONS(host)));
 }
 
-/* 1 if a slot of the old map is held by a live flow other than this one, else 0. Without a branch: the verifier counts ways. */
+/* 1 if a slot of the old map is held by a live flow other than this one, else 0. Without a branch: the verifier counts paths. */
 AI u64 snat_slot_of_another(u64 *s, u64 owner, const lb_addr *client, u64 backend, u64 now)
 {
 	u64 s0 = RD64(s), meta = RD64(s + SNAT_SLOT_META), held = -SNAT_SLOT_IS_HELD(s0);
@@ -108,8 +108,8 @@ AI u64 snat_slot_of_another(u64 *s, u64 owner, const lb_addr *client, u64 backen
 	return (held & fresh & other) >> 63;
 }
 
-/* Will a flow that lives in the slots that are being left need the new slot `index`? No other flow may take it then. Fewer slots: all
- * old ones that fall together in it are asked, OLD_SNAT_ALIASES at most. */
+/* Will a live flow in the old slots need the new slot `index`? Then no other flow may take it. With fewer slots, all old ones that
+ * share it are checked, OLD_SNAT_ALIASES at most. */
 AI u64 snat_awaited(u64 index, u64 owner, const lb_addr *client, u64 backend, u64 now)
 {
 	u64 awaited = 0;
@@ -125,7 +125,7 @@ AI u64 snat_awaited(u64 index, u64 owner, const lb_addr *client, u64 backend, u6
 
 #define NO_BACKEND (1ULL << V_BACKEND_BITS) /* beyond every id */
 
-/* Returns 1 if any flow that lives in the slots that are being left will need the new slot `index`, else 0. */
+/* Returns 1 if any live flow in the old slots will need the new slot `index`, else 0. */
 AI u64 snat_awaited_by_any(u64 index, u64 now)
 {
 	lb_addr client = {};
@@ -133,13 +133,13 @@ AI u64 snat_awaited_by_any(u64 index, u64 now)
 	return snat_awaited(index, 0, &client, NO_BACKEND, now);
 }
 
-/* Takes a pair in the slots that are being left as well (word s0, then meta): programs that know only those may still run for a
- * moment. Returns false if another CPU is quicker. */
+/* Takes a pair in the old slots, too (word s0, then meta): programs that have only those may still run for a moment. Returns false if
+ * another CPU takes it first. */
 AI bool snat_take_old(u64 *s, const lb_addr *client, u64 taken, u64 meta)
 {
 	u64 s0 = RD64(s);
 
-	if (SNAT_SLOT_IS_HELD(s0)) /* stale, or the flow's own: snat_awaited() has looked */
+	if (SNAT_SLOT_IS_HELD(s0)) /* stale, or the flow's own: snat_awaited() has checked */
 		return true;
 	if (CAS(s, s0, taken) != s0)
 		return false;
@@ -147,8 +147,8 @@ AI bool snat_take_old(u64 *s, const lb_addr *client, u64 taken, u64 meta)
 	return true;
 }
 
-/* Returns the port (host order) that the flow `key` (with this hash) holds already, 0 if none: its entry was thrown out, or was
- * never made. A port that comes before it in the flow's order may be free by now. Without a branch: the verifier counts ways. */
+/* Returns the port (host order) that the flow `key` (with this hash) already holds, 0 if none: its entry was evicted, or never made.
+ * An earlier port in the flow's order may be free by now. Without a branch: the verifier counts paths. */
 AI u64 snat_held(u64 hash, const struct ct_key *key, u64 backend, u64 service)
 {
 	u64 bh = backend_hash(backend), value = backend << V_BACKEND_SHIFT, held = 0;
@@ -164,7 +164,7 @@ AI u64 snat_held(u64 hash, const struct ct_key *key, u64 backend, u64 service)
 }
 
 /* Takes a port for the flow `key` (with this hash) towards a backend: `only` (host order), if it is not 0, else one of those the hash
- * leads to. Returns it as value_with_snat() wants it; 0: none is free. */
+ * selects. Returns it in the form of value_with_snat(); 0: none is free. */
 AI u64 snat_take(u64 hash, u64 only, const struct ct_key *key, u64 backend, u64 service, u64 now)
 {
 	u64 bh = backend_hash(backend), value = backend << V_BACKEND_SHIFT, owner = KEY_OWNER(key);
@@ -230,36 +230,36 @@ AI bool snat_find_at(u64 *s, const struct lb_pkt *pk, struct snat_view *view)
 	return path_between(path, &pk->saddr, &pk->daddr) && META_PORT(path_meta) == pk->sport && path_carries(path_meta, pk->proto);
 }
 
-/* Finds the holder of our port `pk->dport` towards the backend that sent `pk`. Returns false if it is free, or if `pk` is for a further
- * source address. */
+/* Finds the holder of our port `pk->dport` towards the backend that sent `pk`. Returns false if it is free, or if `pk` is for an extra
+ * SNAT address. */
 AI bool snat_find(const struct lb_pkt *pk, struct snat_view *view)
 {
 	return snat_find_at(snat_slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto), pk->dport), pk, view);
 }
 
-/* The same where `pk` is for a further source address. Asked second: one may be the first address of other backends. */
-AI bool snat_find_further(const struct lb_pkt *pk, struct snat_view *view)
+/* The same where `pk` is for an extra SNAT address. Checked second: one may be the first address of other backends. */
+AI bool snat_find_extra(const struct lb_pkt *pk, struct snat_view *view)
 {
-	u64 salt = further_salt(&pk->daddr);
+	u64 salt = extra_snat_salt(&pk->daddr);
 
 	return salt && snat_find_at(snat_slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto) + salt, pk->dport), pk, view);
 }
 
 AI bool snat_find_any(const struct lb_pkt *pk, struct snat_view *view)
 {
-	return snat_find(pk, view) || (FURTHER_SOURCES && snat_find_further(pk, view));
+	return snat_find(pk, view) || (EXTRA_SNAT_SOURCES && snat_find_extra(pk, view));
 }
 
-/* In the slots that are being left. */
+/* In the old slots. */
 AI bool snat_find_old(const struct lb_pkt *pk, struct snat_view *view)
 {
 	u64 hash = addr_hash(&pk->saddr, pk->sport, pk->proto), salt;
 
 	if (snat_find_at(snat_old_slot_of(hash, pk->dport), pk, view))
 		return true;
-	if (!FURTHER_SOURCES)
+	if (!EXTRA_SNAT_SOURCES)
 		return false;
-	salt = further_salt(&pk->daddr);
+	salt = extra_snat_salt(&pk->daddr);
 	return salt && snat_find_at(snat_old_slot_of(hash + salt, pk->dport), pk, view);
 }
 
@@ -273,7 +273,7 @@ AI bool snat_find_slow(const struct lb_pkt *pk, struct snat_view *view)
 	return snat_find_old(pk, view) || snat_find_any(pk, view);
 }
 
-/* Notes a reply to the port of `view`: the lease, if the flow is established (`value`: the flow's, 0: not known), and the next hop towards
+/* Records a reply to the port of `view`: the lease, if the flow is established (`value`: the flow's, 0: not known), and the next hop towards
  * the client where one was learned (else 0). */
 AI void snat_view_refresh(const struct snat_view *view, u64 value, u64 l4, u64 now, u64 learned)
 {

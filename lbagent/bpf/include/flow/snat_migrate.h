@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains how a SNAT slot goes from the map that is being left to the new one (migrate.h).
+ * This file contains the move of a SNAT slot from the old map to the new one (migrate.h).
  */
 #pragma once
 #include "snat.h"
 
-/* Moves one slot. `dry`: leaves the old one as it is. Returns false if the new place is another flow's. */
+/* Moves one slot. `dry`: leaves the old one unchanged. Returns false if another flow holds the new slot. */
 AI bool snat_migrate(u64 *from, u64 *to, u64 dry)
 {
 	u64 s0 = RD64(from), meta = RD64(from + SNAT_SLOT_META), t0 = RD64(to);
@@ -25,7 +25,7 @@ AI bool snat_migrate(u64 *from, u64 *to, u64 dry)
 	return true;
 }
 
-/* Moves the slot the value of the flow `key` speaks of, if it is still the flow's. Returns false if there is no room for it. */
+/* Moves the slot that the value of the flow `key` refers to, if the flow still holds it. Returns false if there is no room for it. */
 AI bool snat_migrate_of(u64 value, const struct ct_key *key, u64 now, u64 dry)
 {
 	u64 *from, *to, owner = KEY_OWNER(key);
@@ -38,7 +38,7 @@ AI bool snat_migrate_of(u64 value, const struct ct_key *key, u64 now, u64 dry)
 		return true;
 	if (!snat_migrate(from, to, dry))
 		return false;
-	if (V_STATE(value) == CT_ESTABLISHED) /* in case the lease of its beginning is the one it still has */
+	if (V_STATE(value) == CT_ESTABLISHED) /* if it still has the lease of its first packet */
 		snat_renew(value, owner, KEY_CLIENT(key), SNAT_SLOT_SERVICE(RD64(to + SNAT_SLOT_META)), now);
 	return true;
 }

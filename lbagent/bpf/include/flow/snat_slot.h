@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the layout of the SNAT slots and their leases: who holds which port towards which backend. Slot = (H(backend, protocol) + port)
- * & mask, so one slot is one (backend, port) pair and alone translates a reply. H takes the IANA number of the protocol. With a
- * further source address (path.h) `backend` is the id of its record, and H is that of the backend plus the salt of the address.
- * Only the headers of the flow table (ct_*.h, snat*.h) know the words, SNAT_SLOT_* and SNAT_META_* of maps/flow_layout.py; others
- * use functions.
+ * This file contains the layout of the SNAT slots and their leases: who holds which port towards which backend. Slot = (H(backend,
+ * protocol) + port) & mask, so one slot is one (backend, port) pair and alone translates a reply. H takes the IANA number of the
+ * protocol. With an extra SNAT address (path.h) `backend` is the id of its record, and H is that of the backend plus the salt of the
+ * address. Only the headers of the flow table (ct_*.h, snat*.h) use the words, SNAT_SLOT_* and SNAT_META_* of maps/flow_layout.py;
+ * others use functions.
  */
 #pragma once
 #include "ct_entry.h"
@@ -17,7 +17,7 @@
 #define SNAT_SLOT_IS_HELD(s0) ((s0) >> OWNER_HELD_SHIFT)
 #define SNAT_SLOT_IS_TORN(s0, meta) (((s0) ^ (meta)) & SNAT_META_GENERATION_MASK) /* the words are of two holders */
 
-/* First word of the slot of the flow with this owner word; what of it tells the holder. */
+/* First word of the slot of the flow with this owner word: the part of that word that identifies the holder. */
 #if LB_FAMILY == 4
 #define SNAT_SLOT_BYTES SNAT4_SIZE
 #define SNAT_SLOT_OWNER(owner, gen) (((owner) & ~SNAT_SLOT_GEN) | (gen))
@@ -61,39 +61,39 @@ AI u64 path_hash(const lb_path *path, u64 meta)
 	return addr_hash(&a, META_PORT(meta), l4_number(path_l4(meta)));
 }
 
-#define FURTHER_SALT 0x9E3779B97F4A7C15ULL /* its multiples lie apart in tables of any size */
+#define EXTRA_SNAT_SALT 0x9E3779B97F4A7C15ULL /* its multiples lie apart in tables of any size */
 
 AI u64 backend_hash(u64 backend)
 {
 	lb_path *path = path_of(backend);
 	u64 meta = PATH_META(path), hash = path_hash(path, meta);
 
-	if (FURTHER_SOURCES)
-		hash += META_FURTHER(meta) * FURTHER_SALT;
+	if (EXTRA_SNAT_SOURCES)
+		hash += META_EXTRA_SNAT(meta) * EXTRA_SNAT_SALT;
 	return hash;
 }
 
 #if LB_FAMILY == 4
-#define IS_FURTHER_SOURCE(a, n) ((a)->w[0] == CFG(further4_##n))
+#define IS_EXTRA_SNAT_SOURCE(a, n) ((a)->w[0] == CFG(extra_snat4_##n))
 #else
-#define IS_FURTHER_SOURCE(a, n) ((a)->w[0] == CFG(further6_##n##_first) && (a)->w[1] == CFG(further6_##n##_second))
+#define IS_EXTRA_SNAT_SOURCE(a, n) ((a)->w[0] == CFG(extra_snat6_##n##_first) && (a)->w[1] == CFG(extra_snat6_##n##_second))
 #endif
 
-/* Returns what is added to the hash of a backend with this source address of the node; 0 if it is none of the further ones. */
-AI u64 further_salt(const lb_addr *a)
+/* Returns what is added to the hash of a backend with this source address of the node; 0 if it is none of the extra SNAT addresses. */
+AI u64 extra_snat_salt(const lb_addr *a)
 {
-	if (IS_FURTHER_SOURCE(a, 1))
-		return FURTHER_SALT;
-	if (IS_FURTHER_SOURCE(a, 2))
-		return 2 * FURTHER_SALT;
-	if (IS_FURTHER_SOURCE(a, 3))
-		return 3 * FURTHER_SALT;
-	return IS_FURTHER_SOURCE(a, 4) ? 4 * FURTHER_SALT : 0;
+	if (IS_EXTRA_SNAT_SOURCE(a, 1))
+		return EXTRA_SNAT_SALT;
+	if (IS_EXTRA_SNAT_SOURCE(a, 2))
+		return 2 * EXTRA_SNAT_SALT;
+	if (IS_EXTRA_SNAT_SOURCE(a, 3))
+		return 3 * EXTRA_SNAT_SALT;
+	return IS_EXTRA_SNAT_SOURCE(a, 4) ? 4 * EXTRA_SNAT_SALT : 0;
 }
 
-_Static_assert(MAX_FURTHER == 4, "further_salt() asks for each of them");
+_Static_assert(MAX_EXTRA_SNAT == 4, "extra_snat_salt() checks each of them");
 
-/* Returns the number of the slot a flow's value speaks of, modulo the number of slots. */
+/* Returns the number of the slot that a flow's value refers to, modulo the number of slots. */
 AI u64 snat_index_of_value(u64 value)
 {
 	return backend_hash(V_BACKEND(value)) + NTOHS(value_snat_port(value));
@@ -131,15 +131,15 @@ AI bool snat_slot_client_is(u64 *s, u64 s0, u64 owner, const lb_addr *client)
 #endif
 }
 
-/* Is the slot a flow's value speaks of still that flow's? */
+/* Does the flow still hold the slot that its value refers to? */
 AI bool snat_slot_is_of(u64 *s, u64 s0, u64 value, u64 owner, const lb_addr *client)
 {
 	return snat_slot_client_is(s, s0, owner, client) && (s0 & ((1 << V_SNAT_GENERATION_BITS) - 1)) == V_SNAT_SLOT_GEN(value) &&
 	       SNAT_SLOT_BACKEND(RD64(s + SNAT_SLOT_META)) == V_BACKEND(value);
 }
 
-/* Returns 0 if the flow (owner word, client, service) still holds the slot, whatever its generation, and some bits else. Without a branch:
- * the verifier counts ways. */
+/* Returns 0 if the flow (owner word, client, service) still holds the slot, whatever its generation, else some bits. Without a branch:
+ * the verifier counts paths. */
 AI u64 snat_slot_differs(u64 *s, u64 meta, u64 value, u64 owner, const lb_addr *client, u64 service)
 {
 	u64 differs = (SNAT_SLOT_BACKEND(meta) ^ V_BACKEND(value)) | (SNAT_SLOT_SERVICE(meta) ^ service);
@@ -152,7 +152,7 @@ AI u64 snat_slot_differs(u64 *s, u64 meta, u64 value, u64 owner, const lb_addr *
 #endif
 }
 
-/* Writes what follows the first word, which the caller has taken. */
+/* Writes the words after the first one, which the caller has taken. */
 AI void snat_slot_write(u64 *s, const lb_addr *client, u64 meta)
 {
 #if LB_FAMILY == 6
@@ -197,7 +197,7 @@ struct snat_view {
 	u16 client_port;
 };
 
-/* Reads a slot. Returns false if it is free, or its holder changes just now. */
+/* Reads a slot. Returns false if it is free, or if its holder is changing. */
 AI bool snat_slot_read(u64 *s, struct snat_view *view)
 {
 	u64 s0 = RD64(s);
@@ -234,21 +234,22 @@ AI u64 snat_view_nexthop(const struct snat_view *view)
 	return FIELD(SNAT_META_CLIENT_HOP, view->meta);
 }
 
-/* --- the lease: how long a slot stays with its flow without a sign of it ---
+/* --- the lease: how long a flow keeps its slot without a packet ---
  *
  * Any flow may take a slot whose lease is over. Only a flow that keeps its port (value_keeps_port) gets a full lease. The stamp of any
- * other is put back, so that the slot ends with its flow, and its age tells such slots from the others (snat_reclaim.h). */
+ * other is set into the past, so that the slot ends with its flow, and its age distinguishes such slots from the others
+ * (snat_reclaim.h). */
 
-/* Life of a slot without a sign of its flow, in units of SNAT_STAMP_TICKS: the flow's own, and twice the 256 ticks between two renewals. */
+/* Life of a slot without a packet of its flow, in units of SNAT_STAMP_TICKS: the flow's own, and twice the 256 ticks between two renewals. */
 #define SNAT_LIFE (CFG(timeout_longest) / SNAT_STAMP_TICKS + 2 * 256 / SNAT_STAMP_TICKS + 2)
 
-/* Returns by what the stamp of a short lease is put back, so that it ends with a flow of this time-out. */
+/* Returns how far the stamp of a short lease is set into the past, so that the lease ends with a flow of this time-out. */
 AI u64 snat_back(u64 timeout)
 {
 	return SNAT_LIFE - timeout / SNAT_STAMP_TICKS - 2;
 }
 
-/* Returns by what the stamp of the flow's lease is put back, in units of SNAT_STAMP_TICKS: the age of a short lease that begins. */
+/* Returns how far the stamp of the flow's lease is set into the past, in units of SNAT_STAMP_TICKS: the age of a short lease that begins. */
 AI u64 snat_lease_back(u64 value, u64 l4)
 {
 	if (value_keeps_port(value, l4))
@@ -264,7 +265,7 @@ AI u64 snat_slot_stamp(u64 now, u64 value, u64 l4)
 	return IN_FIELD(SNAT_META_STAMP, now / SNAT_STAMP_TICKS - snat_lease_back(value, l4));
 }
 
-/* Returns the age of the lease in units of SNAT_STAMP_TICKS, what was put back included. */
+/* Returns the age of the lease in units of SNAT_STAMP_TICKS, including the part set into the past. */
 AI u64 snat_slot_age(u64 meta, u64 now)
 {
 	return SNAT_SLOT_UNITS(now) - SNAT_SLOT_STAMP(meta) & ((1ULL << SNAT_META_STAMP_BITS) - 1);

@@ -98,9 +98,9 @@ AI int entry_established(lb_ctx *ctx, struct fast_path *q, u64 concern)
 			rc = fast_path_reply(ctx, q, &view);
 			return LIKELY(rc >= 0) ? rc : TO_REPLY;
 		}
-		if (FURTHER_SOURCES) { /* the reply is written a second time here: a shared path would cost the first one some moves */
+		if (EXTRA_SNAT_SOURCES) { /* the reply is written a second time here: a shared path would cost the first one some moves */
 			PKT_REPARSE(q->data, &pk);
-			if ((!ENTRY_PREFILTERS || is_snat_port(pk.dport)) && snat_find_further(&pk, &view)) {
+			if ((!ENTRY_PREFILTERS || is_snat_port(pk.dport)) && snat_find_extra(&pk, &view)) {
 				rc = fast_path_reply(ctx, q, &view);
 				return LIKELY(rc >= 0) ? rc : TO_REPLY;
 			}

@@ -128,7 +128,7 @@ AI int flow_create_main(lb_ctx *ctx)
 
 		if (!port) {
 			s->reclaim_flows = s->snat_port ? RECLAIM_IN_VAIN : 0;
-			if (FURTHER_SOURCES || !s->snat_port)
+			if (EXTRA_SNAT_SOURCES || !s->snat_port)
 				lb_call(ctx, FAMILY_CALL(CALL_SNAT_RECLAIM));
 			return flow_create_without_port(ctx, s);
 		}

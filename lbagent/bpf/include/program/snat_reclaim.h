@@ -13,7 +13,7 @@
 
 #define RECLAIM_RUN 8    /* slots in one or two cache lines */
 #define RECLAIM_FLOWS 6  /* maximum of checked entries */
-#define RECLAIM_FURTHER_FLOWS 2 /* the same for each further source address: a chain of tail calls has 33 links */
+#define RECLAIM_EXTRA_SNAT_FLOWS 2 /* the same for each extra SNAT address: a chain of tail calls has 33 links */
 #define RECLAIM_SILENT 3 /* ticks that the client must have been silent: at least two seconds, so that handshakes are safe */
 #define RECLAIM_LASTED 16 /* the same for a long UDP conversation; only if there is no other flow */
 #define RECLAIM_NO_ENTRY 2 /* minimum age (units of 8 ticks) of a first lease whose flow has no entry */
@@ -135,7 +135,7 @@ AI u64 reclaim_oldest_kept(u64 l4, bool last)
 /* No port of this source address is available: the flow uses the next address, or is dropped. */
 AI int reclaim_next_source(lb_ctx *ctx, struct lb_scratch *s, u64 next)
 {
-	if (FURTHER_SOURCES && next) {
+	if (EXTRA_SNAT_SOURCES && next) {
 		s->backend = next;
 		s->backend_gen = META_GEN(PATH_META(path_of(next)));
 		s->snat_port = 0;
@@ -147,7 +147,7 @@ AI int reclaim_next_source(lb_ctx *ctx, struct lb_scratch *s, u64 next)
 /* Returns how many flows are checked for a port of the source address of the record `backend`. */
 AI u64 reclaim_flows(u64 backend)
 {
-	return FURTHER_SOURCES && META_FURTHER(PATH_META(path_of(backend))) ? RECLAIM_FURTHER_FLOWS : RECLAIM_FLOWS;
+	return EXTRA_SNAT_SOURCES && META_EXTRA_SNAT(PATH_META(path_of(backend))) ? RECLAIM_EXTRA_SNAT_FLOWS : RECLAIM_FLOWS;
 }
 
 /* Checks one candidate per run; calls itself for the next one. */
@@ -160,7 +160,7 @@ AI int snat_reclaim_main(lb_ctx *ctx)
 		return LB_DROP;
 	limit = s->reclaim_flows ? s->reclaim_limit : CANDIDATE_FREE << 1;
 	next = path_next_source(s->backend);
-	if (FURTHER_SOURCES && s->reclaim_flows == RECLAIM_IN_VAIN)
+	if (EXTRA_SNAT_SOURCES && s->reclaim_flows == RECLAIM_IN_VAIN)
 		return reclaim_next_source(ctx, s, next);
 	bh = backend_hash(s->backend);
 	salt = s->hash & 0xffff;

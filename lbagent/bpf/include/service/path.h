@@ -3,7 +3,7 @@
  * This file contains the readers of a backend's path record and of a next hop's. A path's meta word (port, generation, flags, next
  * hop, number of the source address, MTU) is one load; user space stores it last.
  *
- * A backend has one more record for each further source address of this node (--snat-address): record n is n * further_stride
+ * A backend has one more record for each extra SNAT address of this node (--snat-address): record n is n * extra_snat_stride
  * records after the first and has its own backend id, so a flow's value word and its SNAT slot identify source address and backend,
  * and the fast path needs no extra read.
  */
@@ -19,12 +19,12 @@ typedef struct FAMILY(path) lb_path;
 #define META_IS(m, flag) ((u64)(m) >> 24 & (flag))
 #define META_L4_SHIFT (24 + PATH_L4_SHIFT)
 #define META_NEXTHOP(m) ((u64)(m) >> 32 & (NEXTHOPS - 1))
-#define META_FURTHER_SHIFT (32 + PATH_FURTHER_SHIFT)
-#define META_FURTHER(m) ((u64)(m) >> META_FURTHER_SHIFT & 15) /* number of the source address; 0: the first */
+#define META_EXTRA_SNAT_SHIFT (32 + PATH_EXTRA_SNAT_SHIFT)
+#define META_EXTRA_SNAT(m) ((u64)(m) >> META_EXTRA_SNAT_SHIFT & 15) /* number of the source address; 0: the first */
 #define META_MTU(m) ((u64)(m) >> 48)
 
-/* Are there further source addresses? A constant for the verifier, which removes the code under it if there are none. */
-#define FURTHER_SOURCES (CFG(further_stride) != 0)
+/* Are there extra SNAT addresses? A constant for the verifier, which removes the code under it if there are none. */
+#define EXTRA_SNAT_SOURCES (CFG(extra_snat_stride) != 0)
 
 AI lb_path *path_at(u64 index)
 {
@@ -73,14 +73,14 @@ AI bool path_carries(u64 meta, u8 proto)
 }
 
 /* Is `other` the record of the same backend with source address `number`, and may a new flow take it? */
-AI bool path_is_further(const lb_path *path, const lb_path *other, u64 number)
+AI bool path_is_extra_snat(const lb_path *path, const lb_path *other, u64 number)
 {
 	u64 meta = PATH_META(path), next = PATH_META(other), differs;
 	lb_addr a, b;
 
 	path_addr(path, &a);
 	path_addr(other, &b);
-	differs = (META_PORT(meta) ^ META_PORT(next)) | (path_l4(meta) ^ path_l4(next)) | (META_FURTHER(next) ^ number);
+	differs = (META_PORT(meta) ^ META_PORT(next)) | (path_l4(meta) ^ path_l4(next)) | (META_EXTRA_SNAT(next) ^ number);
 	return !differs && META_IS(next, PATH_LIVE) && META_IS(next, PATH_SELECTABLE) && addr_eq(&a, &b);
 }
 
@@ -88,15 +88,15 @@ AI bool path_is_further(const lb_path *path, const lb_path *other, u64 number)
 AI u64 path_next_source(u64 id)
 {
 	lb_path *path = path_of(id);
-	u64 number = META_FURTHER(PATH_META(path)), found = 0;
+	u64 number = META_EXTRA_SNAT(PATH_META(path)), found = 0;
 
-	if (!FURTHER_SOURCES)
+	if (!EXTRA_SNAT_SOURCES)
 		return 0;
 	NO_UNROLL
-	for (u64 n = MAX_FURTHER; n > 0; n--) {
-		u64 next = (id + n * CFG(further_stride)) & CFG(path_mask);
+	for (u64 n = MAX_EXTRA_SNAT; n > 0; n--) {
+		u64 next = (id + n * CFG(extra_snat_stride)) & CFG(path_mask);
 
-		if (path_is_further(path, path_at(next), number + n))
+		if (path_is_extra_snat(path, path_at(next), number + n))
 			found = next;
 	}
 	return found;

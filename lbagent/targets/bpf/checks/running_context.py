@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from lbagent.config import Config
     from lbagent.maps.kernel_maps import KernelMaps
     from lbagent.model.backend import Backend
+    from lbagent.model.extra_snat_sources import ExtraSnatSources
     from lbagent.model.family import Family
-    from lbagent.model.further_sources import FurtherSources
     from lbagent.model.state import State
     from lbagent.net.snapshot import NodeNetwork
     from lbagent.targets.bpf.device_keeper import DeviceKeeper
@@ -44,7 +44,7 @@ class CheckedPlane(PinnedParts, Protocol):
     """The parts of the data plane (bpf_plane.py) that checks read. Later parts of the start are None until then."""
 
     follower: NetworkFollower
-    further: FurtherSources
+    extra_snat: ExtraSnatSources
     sweeper: Sweeper | None
 
     @property
@@ -60,8 +60,8 @@ class CheckedPlane(PinnedParts, Protocol):
     def largest_namespaces(self, table: str) -> dict[str, int]:
         """Return which namespaces use most of a map, or of the ids."""
 
-    def further_addresses(self, backend: Backend) -> list[bytes]:
-        """Return the further source addresses of a backend, also those that no device has now."""
+    def extra_snat_addresses(self, backend: Backend) -> list[bytes]:
+        """Return the extra SNAT addresses of a backend, also those that no device has now."""
 
 
 class RunningContext:
@@ -112,7 +112,7 @@ class RunningContext:
     @property
     def snat_addresses(self) -> Iterable[bytes]:
         """The addresses of --snat-address, with those that live flows still use."""
-        return self.plane.further.addresses()
+        return self.plane.extra_snat.addresses()
 
     def missing_devices(self) -> Iterable[MissingDevice]:
         """Yield the devices of --device that are gone or renamed. A pattern may match no device beside another one."""
@@ -130,6 +130,6 @@ class RunningContext:
         (first, last), has = self.config.snat_port_range, self.network.has
 
         def sources(backend: Backend) -> tuple[bytes, ...]:
-            return (plane.follower.path(backend).snat, *filter(has, plane.further_addresses(backend)))
+            return (plane.follower.path(backend).snat, *filter(has, plane.extra_snat_addresses(backend)))
 
         return short_in_state(plane.state, plane.sweeper.live, last - first + 1, sources)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lbagent.model.address import format_ip
 from lbagent.model.check import MAX_RESULTS, Check, Level, Result, Severity, When
-from lbagent.model.further_sources import MAX_FURTHER
+from lbagent.model.extra_snat_sources import MAX_EXTRA_SNAT
 from lbagent.net.snapshot import NodeNetwork
 from lbagent.targets.bpf.checks.node_context import NodeContext, ShortBackend
 
@@ -33,7 +33,7 @@ def short_of_ports(backend: ShortBackend, ports: int, network: NodeNetwork | Non
 
 def _more_ports(backend: ShortBackend, ports: int, network: NodeNetwork | None) -> str:
     more_backends = "or give the service more backends"
-    if len(backend.sources) > MAX_FURTHER:
+    if len(backend.sources) > MAX_EXTRA_SNAT:
         return f"raise --snat-ports, {more_backends}"
     route = network.route(backend.address) if network else None
     link = network.links.get(route.ifindex) if network and route else None

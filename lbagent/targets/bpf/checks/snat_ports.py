@@ -15,8 +15,8 @@ from lbagent.maps.lbmaps import LBMaps
 from lbagent.maps.map_names import family_map
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.backend import Backend
+from lbagent.model.extra_snat_sources import MAX_EXTRA_SNAT, SHORT_OF_PORTS, extra_snat_stride
 from lbagent.model.family import Family
-from lbagent.model.further_sources import MAX_FURTHER, SHORT_OF_PORTS, further_stride
 from lbagent.model.state import State
 from lbagent.targets.bpf.checks.node_context import ShortBackend
 
@@ -56,15 +56,15 @@ def short_in_maps(maps: LBMaps, ports: int, has: Callable[[bytes], bool]) -> Ite
 
     `has` returns whether the node has an address: the ports of a missing one are useless.
     """
-    flows, stride = _live_flows(maps), further_stride(maps.sizes.backends)
+    flows, stride = _live_flows(maps), extra_snat_stride(maps.sizes.backends)
     for family in Family:
         found = live_paths(maps, family_map(family, "path"), PATH[family].size)
         records = {ident: backend_codec.path_of(raw) for ident, raw in found}
         for ident, first in records.items():
-            if first.further or first.flags & PathFlag.LOCAL:
+            if first.extra_snat or first.flags & PathFlag.LOCAL:
                 continue
-            others = {ident + number * stride: number for number in range(1, MAX_FURTHER + 1)}
-            mine = [ident, *(i for i, number in others.items() if i in records and records[i].further == number)]
+            others = {ident + number * stride: number for number in range(1, MAX_EXTRA_SNAT + 1)}
+            mine = [ident, *(i for i, number in others.items() if i in records and records[i].extra_snat == number)]
             held, sources = sum(flows[i] for i in mine), [records[i].snat for i in mine[1:] if has(records[i].snat)]
             if held >= SHORT_OF_PORTS * ports * (1 + len(sources)):
                 yield ShortBackend(_name(first), first.address, held, (first.snat, *sources))

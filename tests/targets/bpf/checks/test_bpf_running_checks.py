@@ -16,7 +16,7 @@ from lbagent.maps.specs import Sizes, map_specs
 from lbagent.model.address import L3n4Addr, format_ip
 from lbagent.model.backend import Backend
 from lbagent.model.check import Finding, Severity
-from lbagent.model.further_sources import FurtherSources
+from lbagent.model.extra_snat_sources import ExtraSnatSources
 from lbagent.model.service import SVC, ServiceName
 from lbagent.model.state import State
 from lbagent.net.paths import gateways
@@ -260,7 +260,7 @@ def test_a_source_address_that_the_node_lacks() -> None:
     """It is named, with what to do, until a device has it."""
     network = node_network(addresses=(on_device("10.0.0.7/24", INDEX0),))
     components = Some(
-        follower=Some(network=network), further=FurtherSources((bytes((10, 0, 0, 7)), bytes((10, 0, 0, 8))))
+        follower=Some(network=network), extra_snat=ExtraSnatSources((bytes((10, 0, 0, 7)), bytes((10, 0, 0, 8))))
     )
     (found,) = check_snat_addresses(components)
     assert brief([found]) == [("snat-address-missing", "10.0.0.8")]

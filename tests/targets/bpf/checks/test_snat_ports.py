@@ -9,7 +9,7 @@ import pytest
 from lbagent.model.address import parse_ip
 from lbagent.model.backend import Backend
 from lbagent.model.check import Level
-from lbagent.model.further_sources import FurtherAddress
+from lbagent.model.extra_snat_sources import ExtraSnatAddress
 from lbagent.model.path_info import PathInfo
 from lbagent.targets.bpf.apply import apply
 from lbagent.targets.bpf.checks import snat_ports
@@ -27,14 +27,14 @@ FOUR, SIX, POD = make("10.0.0.7:8080"), make("[2001:db8::9]:53/UDP"), make("10.2
 FIRST = {4: parse_ip("10.0.0.1"), 6: parse_ip("fd00::1")}
 
 
-def served(*further: str) -> Node:
+def served(*extra_snat: str) -> Node:
     """Return a node with three backends (ids 1 to 3), the last one a pod of its own."""
 
     def way(item: Backend) -> PathInfo:
         family = item.address.family
-        others = [FurtherAddress(number, parse_ip(text)) for number, text in enumerate(further, 1)]
+        others = [ExtraSnatAddress(number, parse_ip(text)) for number, text in enumerate(extra_snat, 1)]
         mine = tuple(each for each in others if len(each.address) == family.address_bytes)
-        return PathInfo(FIRST[family], 5, 1500, item.address == POD.address, further=mine)
+        return PathInfo(FIRST[family], 5, 1500, item.address == POD.address, extra_snat=mine)
 
     node = Node()
     node.want(frontend("10.96.0.1:80", FOUR), frontend("[fd00::1]:53/UDP", SIX), frontend("10.96.0.2:80", POD))
@@ -70,7 +70,7 @@ def test_backends_that_hold_nearly_all_ports_are_short(half: int) -> None:
     ]
 
 
-def test_ports_and_flows_of_further_addresses_count() -> None:
+def test_ports_and_flows_of_extra_snat_addresses_count() -> None:
     node = served("10.0.0.9", "fd00::5")
     hold(node, 0, id1=100, id2=100, **{f"id{1 + STRIDE}": 79, f"id{2 + 2 * STRIDE}": 90})
     (found,) = short(node)
@@ -105,7 +105,7 @@ def test_an_address_of_the_device_that_would_help_is_named() -> None:
     assert "--snat-address fd00::7 gives it" in said(node, "fd00::7/64")[1]
 
 
-def test_of_a_backend_with_all_addresses_no_further_one_is_named() -> None:
+def test_of_a_backend_with_all_addresses_no_extra_snat_address_is_named() -> None:
     node = served(*(f"10.0.0.{n}" for n in range(21, 25)))
     hold(node, 0, id1=460)
     (text,) = said(node)

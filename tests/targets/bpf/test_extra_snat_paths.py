@@ -1,4 +1,4 @@
-"""Path records of further source addresses: written with those of their backend, and taken away with them."""
+"""Path records of extra SNAT addresses: written with those of their backend, and taken away with them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lbagent.maps.layout import PathFlag
 from lbagent.maps.lbmaps import backend_counter
 from lbagent.maps.map_names import family_map
 from lbagent.model.backend import Backend
+from lbagent.model.extra_snat_sources import ExtraSnatAddress, extra_snat_stride
 from lbagent.model.family import Family
-from lbagent.model.further_sources import FurtherAddress, further_stride
 from lbagent.model.ids import BACKEND_ID_LIMIT, IdsExhausted
 from lbagent.model.path_info import PathInfo
 from lbagent.targets.bpf.apply import Applied, apply
 from lbagent.targets.bpf.drift import path_drift
-from lbagent.targets.bpf.further_paths import ids_of, of_backends
+from lbagent.targets.bpf.extra_snat_paths import ids_of, of_backends
 from lbagent.targets.bpf.plan import plan, plan_paths
 from lbagent.targets.bpf.restore import give_ids
 from lbagent.targets.bpf.steps import Phase
@@ -31,31 +31,31 @@ LIVE, USED = int(PathFlag.LIVE), int(PathFlag.LIVE | PathFlag.SELECTABLE)
 L4 = 0x30
 A, B = bytes((192, 168, 0, 77)), bytes((192, 168, 0, 79))
 A6 = bytes(15) + b"\x77"
-FIRST, THIRD = FurtherAddress(1, A), FurtherAddress(3, B)
+FIRST, THIRD = ExtraSnatAddress(1, A), ExtraSnatAddress(3, B)
 
 
-def ways(*further: FurtherAddress) -> Callable[[Backend], PathInfo]:
-    """Reach backends as `paths` says, with these further addresses too."""
+def ways(*extra_snat: ExtraSnatAddress) -> Callable[[Backend], PathInfo]:
+    """Reach backends as `paths` says, with these extra SNAT addresses too."""
 
     def found(item: Backend) -> PathInfo:
         info = paths(item)
-        mine = tuple(each for each in further if len(each.address) == len(item.address.address))
+        mine = tuple(each for each in extra_snat if len(each.address) == len(item.address.address))
         return PathInfo(info.snat, info.nexthop, info.mtu, info.local, info.host, mine)
 
     return found
 
 
-def sync(node: Node, *further: FurtherAddress) -> Applied:
+def sync(node: Node, *extra_snat: ExtraSnatAddress) -> Applied:
     """Plan and apply what the node wants."""
-    done = apply(plan(node.state, node.shadow, ways(*further), [*SNAT, A, B]), node.maps, node.shadow)
+    done = apply(plan(node.state, node.shadow, ways(*extra_snat), [*SNAT, A, B]), node.maps, node.shadow)
     assert done.complete, done
     assert check(node.maps, settled=True) == []
     return done
 
 
-def repath(node: Node, *further: FurtherAddress) -> Applied:
+def repath(node: Node, *extra_snat: ExtraSnatAddress) -> Applied:
     """Plan the paths alone, as after a change of the network or of the settings."""
-    done = apply(plan_paths(node.shadow, node.state.backends.values(), ways(*further)), node.maps, node.shadow)
+    done = apply(plan_paths(node.shadow, node.state.backends.values(), ways(*extra_snat)), node.maps, node.shadow)
     assert check(node.maps, settled=True) == []
     return done
 
@@ -71,21 +71,21 @@ def test_each_address_has_a_record_beside_the_backend_s_own() -> None:
     """All is as in the first one but source address and number; the counters of its id begin at nothing."""
     node = Node()
     node.want(service("10.96.0.1:80", REMOTE), service("10.96.0.1:80/UDP", UDP), service("[fd00::1]:80", SIX))
-    planned = plan(node.state, node.shadow, ways(FIRST, THIRD, FurtherAddress(2, A6)), SNAT)
+    planned = plan(node.state, node.shadow, ways(FIRST, THIRD, ExtraSnatAddress(2, A6)), SNAT)
     zeroed = [step for step in planned.steps if step.phase is Phase.COUNTER_ZERO]
     numbers = {step.number(n) for step in zeroed for n in range(len(step.owners))}
     assert {backend_counter(1 + STRIDE), backend_counter(1 + 3 * STRIDE), backend_counter(3 + 2 * STRIDE)} <= numbers
-    sync(node, FIRST, THIRD, FurtherAddress(2, A6))
+    sync(node, FIRST, THIRD, ExtraSnatAddress(2, A6))
     for ident in (1, 2):
         own = record(node, ident)
-        assert (own.snat, own.further) == (SNAT[0], 0)
+        assert (own.snat, own.extra_snat) == (SNAT[0], 0)
         for number, source in ((1, A), (3, B)):
             found = record(node, ident + number * STRIDE)
             assert (found.address, found.port, found.snat) == (own.address, own.port, source)
-            assert (found.flags, found.nexthop, found.mtu, found.further) == (own.flags, 5, 1400, number)
+            assert (found.flags, found.nexthop, found.mtu, found.extra_snat) == (own.flags, 5, 1400, number)
         assert not record(node, ident + 2 * STRIDE).flags
     assert record(node, 3 + 2 * STRIDE, Family.IPV6).snat == A6
-    assert node.shadow.further_paths == 5
+    assert node.shadow.extra_snat_paths == 5
 
 
 def test_the_same_again_writes_nothing_also_after_a_restart() -> None:
@@ -95,7 +95,7 @@ def test_the_same_again_writes_nothing_also_after_a_restart() -> None:
     assert plan(node.state, node.shadow, ways(FIRST, THIRD), [*SNAT, A, B]).entries == 0
     services = node.state.services
     node.restart()
-    assert node.shadow.further_paths == 4
+    assert node.shadow.extra_snat_paths == 4
     node.want(*services)
     assert plan(node.state, node.shadow, ways(FIRST, THIRD), [*SNAT, A, B]).entries == 0
     assert check(node.maps, settled=True) == []
@@ -117,7 +117,7 @@ def test_an_address_that_the_node_lacks_takes_no_new_flow() -> None:
     node = Node()
     node.want(service("10.96.0.1:80", REMOTE))
     sync(node, FIRST)
-    repath(node, FurtherAddress(1, A, present=False))
+    repath(node, ExtraSnatAddress(1, A, present=False))
     gone = record(node, 1 + STRIDE)
     assert (gone.flags & ~L4, gone.gen) == (LIVE, 0), "its flows live on, should it come back"
     repath(node, FIRST)
@@ -131,10 +131,10 @@ def test_an_address_that_is_taken_away_ends_its_flows_and_no_others() -> None:
     assert dict(repath(node, THIRD).written) == {"lb4_path": 1}
     assert (record(node, 1 + STRIDE).flags, record(node, 1 + STRIDE).gen) == (0, 1)
     assert (record(node, 1 + 3 * STRIDE).flags & ~L4, record(node, 1 + 3 * STRIDE).gen) == (USED, 0)
-    repath(node, FurtherAddress(1, bytes((192, 168, 0, 80))), THIRD)
+    repath(node, ExtraSnatAddress(1, bytes((192, 168, 0, 80))), THIRD)
     assert record(node, 1 + STRIDE).gen == 1, "no flow of the former address is taken for one of the new"
     repath(node)
-    assert node.shadow.further_paths == 0
+    assert node.shadow.extra_snat_paths == 0
     assert repath(node).entries == 0
 
 
@@ -143,7 +143,7 @@ def test_an_address_that_takes_another_s_number_has_another_generation() -> None
     node = Node()
     node.want(service("10.96.0.1:80", REMOTE))
     sync(node, FIRST)
-    repath(node, FurtherAddress(1, B))
+    repath(node, ExtraSnatAddress(1, B))
     found = record(node, 1 + STRIDE)
     assert (found.snat, found.gen, found.flags & ~L4) == (B, 1, USED)
 
@@ -156,7 +156,7 @@ def test_the_records_of_a_backend_that_is_gone_are_dead() -> None:
     sync(node, FIRST, THIRD)
     for ident in (1, 1 + STRIDE, 1 + 3 * STRIDE):
         assert (record(node, ident).flags, record(node, ident).gen) == (0, 1)
-    assert node.shadow.further_paths == 2
+    assert node.shadow.extra_snat_paths == 2
 
 
 def test_a_backend_that_takes_no_new_flow_takes_none_by_any_address() -> None:
@@ -190,15 +190,15 @@ def test_a_restart_takes_away_what_has_no_backend() -> None:
 
 
 def test_a_backend_whose_id_is_another_s_place_keeps_it() -> None:
-    """Ids that were given before there were further addresses may lie where a record of these would be."""
+    """Ids that were given before there were extra SNAT addresses may lie where a record of these would be."""
     node = Node()
     node.book.backend_ids.restore([(OTHER.address, 1 + STRIDE)])
     node.book.backend_ids._next = 1
     node.want(service("10.96.0.1:80", REMOTE, OTHER))
     sync(node)
     repath(node, FIRST, THIRD)
-    assert (record(node, 1 + STRIDE).address[-1], record(node, 1 + STRIDE).further) == (14, 0)
-    assert record(node, 1 + 3 * STRIDE).further == 3
+    assert (record(node, 1 + STRIDE).address[-1], record(node, 1 + STRIDE).extra_snat) == (14, 0)
+    assert record(node, 1 + 3 * STRIDE).extra_snat == 3
     assert of_backends(node.shadow, {1: 5, 1 + STRIDE: 7, 1 + 3 * STRIDE: 2}) == {1: 7, 1 + STRIDE: 7}
     assert ids_of(node.shadow, 1) == [1, 1 + 3 * STRIDE]
     assert ids_of(node.shadow, 1 + STRIDE) == [1 + STRIDE]
@@ -206,11 +206,11 @@ def test_a_backend_whose_id_is_another_s_place_keeps_it() -> None:
 
 def test_new_ids_leave_room() -> None:
     node = Node()
-    give_ids(node.book, SMALL.backends, further=True)
+    give_ids(node.book, SMALL.backends, extra_snat=True)
     node.want(*(service(f"10.96.1.{n}:80", backend(f"10.244.2.{n}:80")) for n in range(1, 60)))
     assert max(item.id for item in node.state.backends.values()) == STRIDE - 1
     assert "each backend takes 5 ids with --snat-address: raise --max-backends" in str(node.book.errors[0][1])
-    give_ids(node.book, SMALL.backends, further=False)
+    give_ids(node.book, SMALL.backends, extra_snat=False)
     node.want(*(service(f"10.96.1.{n}:80", backend(f"10.244.2.{n}:80")) for n in range(1, 60)))
     assert node.book.errors == []
 
@@ -221,9 +221,9 @@ def test_only_a_map_that_can_be_larger_is_to_be_raised() -> None:
         (BACKEND_ID_LIMIT, "each backend takes 5 ids with --snat-address"),
     ):
         book = Node().book
-        give_ids(book, size, further=True)
+        give_ids(book, size, extra_snat=True)
         with pytest.raises(IdsExhausted) as caught:
-            for number in range(further_stride(size)):
+            for number in range(extra_snat_stride(size)):
                 book.backend_ids.allocate(number)
         assert f"{advice}; what is served stays" in str(caught.value)
 

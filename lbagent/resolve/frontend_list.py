@@ -1,4 +1,4 @@
-"""The SVCs of all owners, in the order of their objects: the contents of a State."""
+"""The frontends (SVC) of all owners, in the order of their objects: the contents of a State."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lbagent.model.state import State, StateDelta
 from lbagent.objects.records import Origin
 
 
-class OrderedRows:
+class FrontendList:
     """Owners (Services, Pods) sorted by origin, then by key; each with its SVCs."""
 
     def __init__(self) -> None:
         self._places: list[tuple[Origin, str]] = []
-        self._rows: list[tuple[SVC, ...]] = []  # beside `_places`, so that a State is one pass in C
+        self._frontends: list[tuple[SVC, ...]] = []  # beside `_places`, so that a State is one pass in C
         self._origins: dict[str, Origin] = {}
         self._flat: list[SVC] = []  # every SVC in order; the previous result:
         self._last: tuple[SVC, ...] = ()
@@ -33,27 +33,27 @@ class OrderedRows:
         old = self._origins.get(owner)
         if old == origin:
             return
-        rows: tuple[SVC, ...] = ()
+        frontends: tuple[SVC, ...] = ()
         if old is not None:
             at = bisect_left(self._places, (old, owner))
-            rows = self._rows.pop(at)
+            frontends = self._frontends.pop(at)
             del self._places[at], self._origins[owner]
         self._moved = True
         if origin is not None:
             at = bisect_left(self._places, (origin, owner))
             self._places.insert(at, (origin, owner))
-            self._rows.insert(at, rows)
+            self._frontends.insert(at, frontends)
             self._origins[owner] = origin
 
-    def set_rows(self, owner: str, rows: tuple[SVC, ...]) -> None:
+    def set_frontends(self, owner: str, frontends: tuple[SVC, ...]) -> None:
         """Store the SVCs of a placed owner; an equal SVC stays the same object, by which a plan detects changes."""
         origin = self._origins.get(owner)
         if origin is None:
             return
         at = bisect_left(self._places, (origin, owner))
-        old = self._rows[at]
-        if rows != old:
-            self._rows[at] = _with_known(rows, old)
+        old = self._frontends[at]
+        if frontends != old:
+            self._frontends[at] = _with_known(frontends, old)
             first, end = self._touched
             self._touched = (min(first, at), max(end, at + 1)) if end else (at, at + 1)
 
@@ -65,12 +65,12 @@ class OrderedRows:
         """Return every SVC in order. A lone change costs a copy of the list, not a step for each SVC."""
         before, starts, (first, end) = self._last, self._starts, self._touched
         if self._moved:
-            self._flat = list(chain.from_iterable(self._rows))
-            self._starts = array("I", accumulate(map(len, self._rows), initial=0))
+            self._flat = list(chain.from_iterable(self._frontends))
+            self._starts = array("I", accumulate(map(len, self._frontends), initial=0))
         elif end:
-            self._flat[starts[first] : starts[end]] = chain.from_iterable(self._rows[first:end])
-            if any(len(self._rows[at]) != starts[at + 1] - starts[at] for at in range(first, end)):
-                self._starts = array("I", accumulate(map(len, self._rows), initial=0))
+            self._flat[starts[first] : starts[end]] = chain.from_iterable(self._frontends[first:end])
+            if any(len(self._frontends[at]) != starts[at + 1] - starts[at] for at in range(first, end)):
+                self._starts = array("I", accumulate(map(len, self._frontends), initial=0))
         if self._moved or end:
             self._last = tuple(self._flat)
         delta = None if self._moved else StateDelta(before, self._last, starts[first], len(before) - starts[end])
@@ -78,10 +78,10 @@ class OrderedRows:
         return State(generation, self._last, delta)
 
 
-def _with_known(rows: tuple[SVC, ...], old: tuple[SVC, ...]) -> tuple[SVC, ...]:
+def _with_known(frontends: tuple[SVC, ...], old: tuple[SVC, ...]) -> tuple[SVC, ...]:
     """Return new SVCs, replaced by equal old ones, else with equal old backends: this saves memory."""
     if not old:
-        return rows
+        return frontends
     known = {svc.frontend: svc for svc in old}
     backends = {backend: backend for svc in old for backend in svc.backends}
     groups: dict[int, tuple[Backend, ...]] = {}  # by id of a new one: frontends of one port share theirs
@@ -102,6 +102,6 @@ def _with_known(rows: tuple[SVC, ...], old: tuple[SVC, ...]) -> tuple[SVC, ...]:
                 unselectable=same(svc.unselectable),
                 slotless=same(svc.slotless),
             )
-            for svc in rows
+            for svc in frontends
         ]
     )

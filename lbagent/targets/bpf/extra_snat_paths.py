@@ -1,4 +1,4 @@
-"""What the path record of a backend should be, and those of further source addresses (--snat-address). Pure.
+"""What the path record of a backend should be, and those of extra SNAT addresses (--snat-address). Pure.
 
 Each of these is that of the first address with another source, so what is planned for a backend is planned for them with it.
 """
@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from lbagent.maps import backend_codec
 from lbagent.maps.layout import PathFlag
 from lbagent.model.backend import Backend
+from lbagent.model.extra_snat_sources import MAX_EXTRA_SNAT, extra_snat_stride
 from lbagent.model.family import Family
-from lbagent.model.further_sources import MAX_FURTHER, further_stride
 from lbagent.model.path_info import PathInfo
 from lbagent.targets.bpf.shadow import Shadow
 
@@ -38,45 +38,45 @@ def path_record(backend: Backend, info: PathInfo, old: bytes, *, selectable: boo
     return backend_codec.path_value(backend, info, gen, selectable=selectable, was_local=was_local)
 
 
-def further_ids(shadow: Shadow, family: Family, ident: int) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (number, id, record as it is now) of every further source address that the backend with this id can have.
+def extra_snat_ids(shadow: Shadow, family: Family, ident: int) -> Iterator[tuple[int, int, bytes]]:
+    """Yield (number, id, record as it is now) of every extra SNAT address that the backend with this id can have.
 
     Ids that are a backend's own are left out, in whichever family: both count by id.
     """
-    stride = further_stride(shadow.sizes.backends)
+    stride = extra_snat_stride(shadow.sizes.backends)
     if ident >= stride:
-        return  # from a time without further addresses, when ids went up to the end
-    for number in range(1, MAX_FURTHER + 1):
+        return  # from a time without extra SNAT addresses, when ids went up to the end
+    for number in range(1, MAX_EXTRA_SNAT + 1):
         other = ident + number * stride
         if other not in shadow.refs and all(rows.is_clear(other) for rows in shadow.backend_rows.values()):
             yield number, other, shadow.paths[family].get(other)
 
 
-def live_further_ids(shadow: Shadow, family: Family, ident: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (id, record) of the further source addresses by which a backend's flows may be forwarded now."""
-    if shadow.further_paths:
-        for _, other, record in further_ids(shadow, family, ident):
+def live_extra_snat_ids(shadow: Shadow, family: Family, ident: int) -> Iterator[tuple[int, bytes]]:
+    """Yield (id, record) of the extra SNAT addresses by which a backend's flows may be forwarded now."""
+    if shadow.extra_snat_paths:
+        for _, other, record in extra_snat_ids(shadow, family, ident):
             if record[backend_codec.FLAGS_AT[len(record)]] & _LIVE:
                 yield other, record
 
 
-def further_records(
+def extra_snat_records(
     shadow: Shadow, family: Family, ident: int, first: bytes, info: PathInfo
 ) -> Iterator[tuple[int, bytes, bytes]]:
     """Yield (id, record as it is, record as it should be) where these differ; `first` is the backend's own live record.
 
     The generation is the old one's: it must be the next one when a flow of the old record must not use the new one (`moved`).
     """
-    if not (info.further or shadow.further_paths):
+    if not (info.extra_snat or shadow.extra_snat_paths):
         return
     width = family.address_bytes
     mine = first[width : 2 * width]  # an address that is the first here has its ports already
-    wanted = {source.number: source for source in info.further if source.address != mine}
-    for number, other, old in further_ids(shadow, family, ident):
+    wanted = {source.number: source for source in info.extra_snat if source.address != mine}
+    for number, other, old in extra_snat_ids(shadow, family, ident):
         lives = old[backend_codec.FLAGS_AT[len(old)]] & _LIVE
         source = wanted.get(number)
         if source is not None:
-            new = backend_codec.further_value(first, source, old[backend_codec.GEN_AT[len(old)]])
+            new = backend_codec.extra_snat_value(first, source, old[backend_codec.GEN_AT[len(old)]])
         elif lives:
             new = backend_codec.path_tombstone(old)
         else:
@@ -85,14 +85,14 @@ def further_records(
             yield other, old, new
 
 
-def further_addresses(shadow: Shadow, family: Family, ident: int) -> list[bytes]:
-    """Return the further source addresses of a backend, also those that no device has now."""
-    return [backend_codec.path_of(record).snat for _, record in live_further_ids(shadow, family, ident)]
+def extra_snat_addresses(shadow: Shadow, family: Family, ident: int) -> list[bytes]:
+    """Return the extra SNAT addresses of a backend, also those that no device has now."""
+    return [backend_codec.path_of(record).snat for _, record in live_extra_snat_ids(shadow, family, ident)]
 
 
 def of_backends(shadow: Shadow, counts: Mapping[int, int]) -> dict[int, int]:
-    """Return counts by id with those of further source addresses added to their backends."""
-    stride = further_stride(shadow.sizes.backends)
+    """Return counts by id with those of extra SNAT addresses added to their backends."""
+    stride = extra_snat_stride(shadow.sizes.backends)
     out: dict[int, int] = {}
     for ident, count in counts.items():
         number = number_of(shadow, ident) if ident >= stride else 0
@@ -103,11 +103,11 @@ def of_backends(shadow: Shadow, counts: Mapping[int, int]) -> dict[int, int]:
 
 def number_of(shadow: Shadow, ident: int) -> int:
     """Return for which source address of its backend an id stands, or stood last; 0: the first."""
-    return max(backend_codec.further_number(paths.get(ident)) for paths in shadow.paths.values())
+    return max(backend_codec.extra_snat_number(paths.get(ident)) for paths in shadow.paths.values())
 
 
 def ids_of(shadow: Shadow, ident: int) -> list[int]:
     """Return the ids under which a backend's packets are counted, its own first."""
-    stride = further_stride(shadow.sizes.backends)
-    others = range(ident + stride, shadow.sizes.backends, stride) if shadow.further_paths and ident < stride else ()
+    stride = extra_snat_stride(shadow.sizes.backends)
+    others = range(ident + stride, shadow.sizes.backends, stride) if shadow.extra_snat_paths and ident < stride else ()
     return [ident, *(other for other in others if number_of(shadow, other))]
