@@ -89,7 +89,7 @@ def start_announcing(announcing: Announcing, loop: SyncLoop, plane: DataPlane, g
 
 
 async def follow_state(plane: ServedState, announcer: Announcer) -> None:
-    """Wake the announcer for ever whenever another State is in force."""
+    """Wake the announcer whenever another State is in force."""
     generation = plane.generation
     while True:
         generation = await plane.changed_from(generation)

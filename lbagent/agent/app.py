@@ -1,7 +1,7 @@
 """The composition root: builds every part, starts them in order, stops them and leaves the datapath serving.
 
 Order at start: the data plane is opened; then side by side the data plane and the sources' first lists; then the first
-reconciliation, and only then packets meet it. Until then whatever an earlier agent left goes on serving untouched.
+reconciliation, and only then packets meet it. Until then whatever an earlier agent left continues to serve, unchanged.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Agent:
         stopping.cancel()
         if not serving.done():
             notify("STOPPING=1")
-            log.info("stopping; what is in force goes on serving")
+            log.info("stopping; what is in force continues to serve")
             serving.cancel()
         with suppress(asyncio.CancelledError):
             await serving
@@ -168,7 +168,7 @@ class Agent:
             await server.close()
 
     async def _start(self, parts: Parts, group: asyncio.TaskGroup) -> None:
-        """Start what runs for ever, in the order of the module's first lines."""
+        """Start what runs until the end, in the order of the module's first lines."""
         in_force, sources, loop, plane = parts.core.in_force, parts.core.sources, parts.core.loop, parts.core.plane
         plane.on_network = address_follower(in_force, loop)
         for each in parts.core.planes:

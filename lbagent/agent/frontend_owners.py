@@ -36,7 +36,7 @@ class _File(msgspec.Struct):
 
 
 class FrontendOwners:
-    """Reads the file at the start and writes it for ever. `failure` says why it cannot be written, '' when it can."""
+    """Reads the file at the start and writes it when it changes. `failure` says why it cannot be written, '' when it can."""
 
     def __init__(self, state_dir: str) -> None:
         self.path = os.path.join(state_dir, FILE)
@@ -74,7 +74,7 @@ class FrontendOwners:
         self._changed.set()
 
     async def run(self, loop: SyncLoop) -> None:
-        """Write what changed for ever, and a last time when this is cancelled."""
+        """Write each change, and a last time when this is cancelled."""
         try:
             while True:
                 await self._changed.wait()

@@ -52,7 +52,7 @@ def watchdog_interval_s(env: Mapping[str, str] | None = None) -> float:
 
 
 async def keep_watchdog() -> None:
-    """Tell the supervisor for ever that the event loop runs; end at once where no supervisor asks for it."""
+    """Report to the supervisor periodically that the event loop runs; end at once where no supervisor requests it."""
     while interval_s := watchdog_interval_s():
         notify("WATCHDOG=1")
         await asyncio.sleep(interval_s)

@@ -25,7 +25,7 @@ RESIZE_RETRY_DELAY_S = 5.0  # after a change of map sizes that stopped half-way
 
 
 class Reloader:
-    """Waits for SIGHUP for ever. A configuration that cannot be used changes nothing."""
+    """Handles each SIGHUP. A configuration that cannot be used changes nothing."""
 
     def __init__(
         self,
@@ -57,7 +57,8 @@ class Reloader:
                 text = f"the new configuration was not applied: {error}"
                 again = any(plane.is_unfinished for plane in self._planes)
                 if again:
-                    text += f"; a change of map sizes is half done and nothing is lost; it is tried again in {RESIZE_RETRY_DELAY_S:g} s"
+                    text += "; a change of map sizes is half done and nothing is lost;"
+                    text += f" it is tried again in {RESIZE_RETRY_DELAY_S:g} s"
                     asyncio.get_running_loop().call_later(RESIZE_RETRY_DELAY_S, self._asked.set)
                 self._in_force.problems = {"configuration": text}
                 log.error("the new configuration was not applied", extra={"error": str(error), "will_retry": again})

@@ -57,7 +57,7 @@ class BackendRequests:
     async def start_drain(self, wanted: StartDrain) -> Iterator[ListedBackend]:
         """Set maintenance as `set_state` does, and drain these backends and those that cannot take the state.
 
-        A backend that is drained already goes on so, until the later of both deadlines.
+        A backend that is drained already continues, until the later of both deadlines.
         """
         if wanted.timeout_s < 0:
             raise ConfigError("timeout_s must not be negative; nothing was changed")
@@ -90,7 +90,7 @@ class BackendRequests:
         return self._drains.rows()
 
     def flows_left(self, most: int) -> Mapping[str, int]:
-        """Return the flows of backends whose drain goes on, by address, of at most so many."""
+        """Return the flows of backends whose drain continues, by address, of at most so many."""
         return self._drains.flows_left(most)
 
     def _to_set(self, wanted: NamedBackends, state: BackendState) -> _ToSet:

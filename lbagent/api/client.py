@@ -155,7 +155,7 @@ class AgentClient:
             data = response.read(MAX_ANSWER_BYTES)
         except TimeoutError:
             raise TimedOut(
-                f"the agent on unix://{self.path} did not answer within {timeout_s:g} s; what is in the kernel goes on serving;"
+                f"the agent on unix://{self.path} did not answer within {timeout_s:g} s; what is in the kernel continues to serve;"
                 " is the agent stopped or overloaded?"
             ) from None
         except BlockingIOError:  # its queue is full

@@ -1,7 +1,7 @@
 """Drains of backends: a backend in maintenance until its last flow has ended, or until its time is over.
 
 Which drains there are is in the operator's file (sources/operator.py), so they go on after a restart of the agent. What each
-still waits for is counted here, as long as one goes on, whether a command follows it or not.
+still waits for is counted here, until it has ended, whether a command follows it or not.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DrainProgress(Struct, gc=False):
     flows: int  # at the last count, of one that has ended at its end; -1: not counted yet
     flows_at_start: int  # -1: not counted yet
     counted: bool  # `flows` are of a count that began after the drain
-    ended: float = 0.0  # seconds since the epoch; 0: it goes on
+    ended: float = 0.0  # seconds since the epoch; 0: it has not ended
 
 
 class DrainRow(DrainProgress, kw_only=True, gc=False):
@@ -102,7 +102,7 @@ class Drains:
         self._failure = ""  # why the end of a drain could not be kept
 
     def begun(self, addresses: Iterable[L3n4Addr], timeout_s: float) -> list[KeptDrain]:
-        """Return the drains of backends as they are to be kept: one that goes on is prolonged, any other begins."""
+        """Return the drains of backends as they are to be kept: one that has not ended is prolonged, any other begins."""
         self._follow_store()
         now, out = time.time(), []
         deadline = now + min(timeout_s, MAX_DRAIN_S)
@@ -123,7 +123,7 @@ class Drains:
         return sorted(rows, key=lambda row: (order.index(row.state), row.since, row.address))
 
     def flows_left(self, most: int) -> dict[str, int]:
-        """Return the flows of backends whose drain goes on, by address, of at most so many."""
+        """Return the flows of backends whose drain continues, by address, of at most so many."""
         going = ((name, drain.flows) for name, drain in self._drains.items() if drain.is_going and drain.flows >= 0)
         return dict(islice(going, most))
 
@@ -141,7 +141,7 @@ class Drains:
             await self._keep(backends)
 
     async def run(self) -> None:
-        """Check for ever while a drain goes on."""
+        """Check periodically while a drain has not ended."""
         while True:
             self._follow_store()
             if self._is_going:
@@ -178,7 +178,7 @@ class Drains:
                 known.stored = kept
 
     def _note(self, backends: Mapping[str, Backend], counts: FlowCounts, sweeps: int) -> None:
-        """Note the flows of each drain that goes on, and its end. `sweeps` were finished before the count."""
+        """Note the flows of each drain that has not ended, and its end. `sweeps` were finished before the count."""
         failing = {address.with_protocol() for address in self._failing()}
         for name, drain in self._drains.items():
             if not drain.is_going:

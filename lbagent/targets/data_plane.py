@@ -145,7 +145,7 @@ class Counts(Struct):
 class ServedState(Target, Protocol):
     """The State of a data plane: which one is in force, and since when."""
 
-    first_pass: asyncio.Event  # ready, or something waits while what an earlier agent left goes on serving
+    first_pass: asyncio.Event  # ready, or something waits while what an earlier agent left continues to serve
 
     @property
     def state(self) -> State:
@@ -214,10 +214,10 @@ class DataPlane(ServedState, Protocol):
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a change of settings stopped half-way: nothing is lost, and `reconfigure` goes on with it."""
+        """Whether a change of settings stopped half-way: nothing is lost, and `reconfigure` continues it."""
 
     def close(self) -> None:
-        """Let go of everything; what is in force goes on serving."""
+        """Let go of everything; what is in force continues to serve."""
 
     def take_back(self) -> None:
         """Remove what `open` made, when nothing was there before. For a first start that failed."""

@@ -60,7 +60,7 @@ class NodeSurroundings:
             self._take(await self._watcher.start())
 
     def follow(self, group: asyncio.TaskGroup) -> None:
-        """Follow the network for ever, in one task whatever the number of renderers."""
+        """Follow the network, in one task whatever the number of renderers."""
         if not self._is_followed and self._watcher is not None:
             self._is_followed = True
             group.create_task(self._run(self._watcher))

@@ -1,4 +1,4 @@
-"""A renderer that notes its calls, and fails as it is told."""
+"""A renderer that notes its calls, and fails as configured."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ class BgpPeerRow(Struct, gc=False, omit_defaults=True):
     state: (
         str  # established; idle, connect, active, opensent, openconfirm (RFC 4271 8.2.2); down: no BIRD, or no session
     )
-    bfd: str  # up, down, init, admindown; off: it is not asked for
-    advertised: int  # routes that the router was told
+    bfd: str  # up, down, init, admindown; off: not configured
+    advertised: int  # routes that the router receives
     reason: str = ""  # why the session is not established, and what to do; left out when it is
 
 

@@ -24,8 +24,8 @@ PEERS: ListedFields[BgpPeerRow] = ListedFields(
             lambda x: x.state,
             "STATE",
         ),
-        Field("bfd", TEXT, "`up`, `down`, `init`, `admindown`; `off`: it is not asked for", lambda x: x.bfd, "BFD"),
-        Field("advertised", NUMBER, "routes that the router was told", lambda x: x.advertised, "ADVERTISED"),
+        Field("bfd", TEXT, "`up`, `down`, `init`, `admindown`; `off`: not configured", lambda x: x.bfd, "BFD"),
+        Field("advertised", NUMBER, "routes that the router receives", lambda x: x.advertised, "ADVERTISED"),
         Field(
             "reason",
             TEXT,

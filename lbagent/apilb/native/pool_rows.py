@@ -20,7 +20,7 @@ from lbagent.probes.checker import Checker, Health
 class ApilbServer(Struct):
     """A server of an instance of native mode."""
 
-    address: str  # as its file says: HOST or HOST:PORT
+    address: str  # as in its file: HOST or HOST:PORT
     up: bool  # one of its addresses is; also while none of them was checked yet
     since: float  # seconds since the epoch; 0: not checked yet
     last: str  # the last check, in words

@@ -324,7 +324,7 @@ class BpfDataPlane:
         await self.target.reconcile(desired)
 
     async def watch(self) -> None:
-        """Compare the maps for ever with what was written."""
+        """Compare the maps periodically with what was written."""
         await self.target.watch()
 
     async def changed_from(self, generation: int) -> int:

@@ -54,7 +54,7 @@ class BpfTarget:
     def __init__(self, maps: LBMaps, restored: Restored, ids: IdAssigner, paths: PathProvider, node_name: str) -> None:
         """`restored` is what was read from the maps; `node_name` names the node of its local backends. Nothing is written yet."""
         self.ready = asyncio.Event()  # the first full State is in the maps
-        self.first_pass = asyncio.Event()  # ready, or something waits while what is in the maps goes on serving
+        self.first_pass = asyncio.Event()  # ready, or something waits while what is in the maps continues to serve
         self.wake = asyncio.Event()
         self.waiting = ""  # why nothing is removed yet
         self.state = State()  # as it is in the maps
@@ -220,7 +220,7 @@ class BpfTarget:
         self.wake.set()
 
     async def watch(self) -> None:
-        """Look for ever, every `resync_s`, whether another process changed the maps, and put them right."""
+        """Check every `resync_s` whether another process changed the maps, and put them right."""
         while True:
             await asyncio.sleep(self.resync_s)
             await self.ready.wait()
@@ -230,7 +230,7 @@ class BpfTarget:
                 log.error("the maps could not be compared", extra={"error": str(error)})
 
     async def resync(self) -> list[str]:
-        """Compare the maps with what was written, in slices; where they differ read them again and plan all anew."""
+        """Compare the maps with what was written, in slices; where they differ read them again and plan all again."""
         found = await collect(drift(self._maps, self.shadow), self._busy)
         for difference in found:
             log.warning("the maps were changed by another process", extra={"difference": difference})

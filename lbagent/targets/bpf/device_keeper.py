@@ -58,7 +58,7 @@ class DeviceKeeper:
         self._network = network
         try:
             await self._attach(network)
-        except NotFound as error:  # a device went in this moment: `run` goes on
+        except NotFound as error:  # a device went in this moment: `run` continues
             self.problems["devices"] = str(error)
             self._changed.set()
 
@@ -80,7 +80,7 @@ class DeviceKeeper:
             raise
 
     async def run(self) -> None:
-        """Follow devices for ever; what fails is tried again."""
+        """Follow devices; what fails is tried again."""
         while True:
             await self._changed.wait()
             self._changed.clear()

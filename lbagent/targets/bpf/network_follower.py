@@ -93,7 +93,7 @@ class NetworkFollower:
         self._renew()
 
     async def run(self) -> None:
-        """Follow the kernel for ever."""
+        """Follow the kernel until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.watcher.run(self._changed))
             group.create_task(self._keep_neighbours())
@@ -203,7 +203,7 @@ class NetworkFollower:
         return self.send_watch.problems(self._known.links, now)
 
     async def _recount_needs(self) -> None:
-        """After each plan, forget for ever what only backends needed that are gone."""
+        """After each plan, forget what only removed backends needed."""
         while True:
             await self._plan_written.wait()
             self._plan_written.clear()

@@ -27,7 +27,7 @@ class SendWatch:
         self._links: Mapping[int, object] = {}
 
     async def run(self) -> None:
-        """Count for ever."""
+        """Count periodically."""
         self.available = await asyncio.to_thread(self._counter.start)
         try:
             while self.available:

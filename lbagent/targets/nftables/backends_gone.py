@@ -2,7 +2,7 @@
 
 Those to a backend that no Service has, and UDP of a frontend that a backend left.
 
-TCP to a backend that another Service still has goes on, as with bpf: the backend lives. A backend that is only withdrawn
+TCP to a backend that another Service still has continues, as with bpf: the backend lives. A backend that is only withdrawn
 (terminating, maintenance, quarantined) is still a backend.
 """
 

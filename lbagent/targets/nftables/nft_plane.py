@@ -1,4 +1,4 @@
-"""NftPlane: nftables as the data plane of a node. What is in the table goes on serving without the agent.
+"""NftPlane: nftables as the data plane of a node. What is in the table continues to serve without the agent.
 
 The table of an earlier agent is taken over: the first pass changes what differs. While a source has given no complete list,
 nothing of it is removed.
@@ -84,7 +84,7 @@ class NftPlane(PlainPlane):
         return {}
 
     def close(self) -> None:
-        """Close the sockets; the table goes on serving."""
+        """Close the sockets; the table continues to serve."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -184,7 +184,7 @@ class NftPlane(PlainPlane):
         )
 
     async def watch(self) -> None:
-        """Look for ever whether another program changed the table, and have it put right."""
+        """Check periodically whether another program changed the table, and have it repaired."""
         while True:
             await asyncio.sleep(self.config.resync_interval)
             await self.ready.wait()
