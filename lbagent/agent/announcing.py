@@ -21,7 +21,7 @@ from lbagent.sources.kube.source import KubeSource
 from lbagent.textfile.followed_file import FollowedFile
 
 if TYPE_CHECKING:
-    from lbagent.agent.parts import CoreParts
+    from lbagent.agent.core_parts import CoreParts
     from lbagent.config import Config
     from lbagent.sync.loop import SyncLoop
     from lbagent.targets.data_plane import AnnouncingPlane, DataPlane, ServedState

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 import lbagent
 from lbagent.agent import layer_settings
 from lbagent.agent.config_in_force import ConfigInForce
+from lbagent.agent.core_parts import CoreParts
 from lbagent.agent.frontend_owners import FrontendOwners
 from lbagent.agent.notify import keep_watchdog, notify, wait_at_start
-from lbagent.agent.parts import CoreParts, Parts, build_parts, capabilities
+from lbagent.agent.parts import Parts, build_parts, capabilities
 from lbagent.agent.reload import Follower, Reloader
 from lbagent.agent.sources import build_sources, event_sinks, native_pools, reconfigure_sources
 from lbagent.announce.bgp.speaker import end_left_bird

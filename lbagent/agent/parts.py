@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from lbagent.agent.config_in_force import ConfigInForce
-from lbagent.agent.frontend_owners import FrontendOwners
+from lbagent.agent.core_parts import CoreParts
 from lbagent.api.agent_status import AgentStatus
 from lbagent.api.backend_requests import BackendRequests
 from lbagent.api.capabilities import (
@@ -33,10 +32,6 @@ from lbagent.checks.condition_monitor import ConditionMonitor
 from lbagent.checks.table import current_texts, running_checks
 from lbagent.healthz.node_servers import NodeServers
 from lbagent.model.address import L3n4Addr
-from lbagent.objects.object_event import EventSink
-from lbagent.objects.source import Source
-from lbagent.sources.operator import OperatorSource
-from lbagent.sync.loop import SyncLoop
 from lbagent.targets.data_plane import DataPlane
 
 if TYPE_CHECKING:
@@ -44,23 +39,6 @@ if TYPE_CHECKING:
     from lbagent.announce.announcer import Announcer
     from lbagent.apilb.native.pool_rows import NativePools
     from lbagent.config import Config
-
-
-class CoreParts(NamedTuple):
-    """What every other part is built with."""
-
-    in_force: ConfigInForce
-    operator: OperatorSource
-    sources: Sequence[Source]  # the operator's, too
-    events: Sequence[EventSink]  # where Events about objects go
-    loop: SyncLoop
-    planes: Sequence[DataPlane]  # the serving one first
-    owners: FrontendOwners
-
-    @property
-    def plane(self) -> DataPlane:
-        """The serving data plane."""
-        return self.planes[0]
 
 
 class CheckedAgent:

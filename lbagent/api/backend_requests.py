@@ -6,10 +6,9 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from lbagent.api.capabilities.node_backends import BACKENDS
 from lbagent.api.drains import DrainRow, Drains
 from lbagent.api.listed_backends import ListedBackend, listed_backends
-from lbagent.api.named_backends import Cleared, ClearState, NamedBackends, SetState, StartDrain, named_backends
+from lbagent.api.named_backends import ClearState, NamedBackends, SetState, StartDrain, named_backends
 from lbagent.api.operator_states import OperatorStates
 from lbagent.api.used_backends import backends_used
 from lbagent.errors import ConfigError, Refused
@@ -69,11 +68,12 @@ class BackendRequests:
         await self._drains.check()
         return await self.listed({*named.every, *named.further})
 
-    async def clear_state(self, wanted: ClearState) -> Cleared:
+    async def clear_state(self, wanted: ClearState) -> tuple[list[str], Iterator[ListedBackend]]:
         """Forget what the operator set for these backends, for these Pods and for the Pods' backends. Their drains end.
 
-        Returns when it is in the maps. All or nothing: raises NotFound for a backend or Pod of which nothing is known, Refused
-        where the state was set for the whole Pod of a backend.
+        Returns, when it is in the maps, what had a state (addresses, pod/NAMESPACE/NAME) and the backends as they are now. All or
+        nothing: raises NotFound for a backend or Pod of which nothing is known, Refused where the state was set for the whole Pod
+        of a backend.
         """
         state = self._plane.current_state
         single, found, pods = named_backends(wanted, state, {*state.backends, *self._states.addresses})
@@ -82,7 +82,7 @@ class BackendRequests:
             raise ConfigError("no backend was named; nothing was changed")
         cleared = await self._states.clear_state(addresses, pods)
         of_backends = (L3n4Addr.parse(name) for name in cleared if not is_pod_reference(name))
-        return Cleared(cleared, list(map(BACKENDS.row, await self.listed({*addresses, *of_backends}))))
+        return cleared, await self.listed({*addresses, *of_backends})
 
     async def drains(self) -> Sequence[DrainRow]:
         """Count flows and return the drains."""

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from lbagent.api.capabilities.services import MEMBERS
-from lbagent.api.capability import Row
 from lbagent.errors import ConfigError
 from lbagent.model.address import L3n4Addr, L4Type, parse_ip
 from lbagent.model.backend import Backend
@@ -40,11 +38,11 @@ class ListedService(Struct, frozen=True, gc=False):
         return _words(self.svc.flags, self.reached)
 
     @property
-    def members(self) -> list[Row]:
-        """The rows of the backends: slots in order, then those without a slot."""
+    def members(self) -> list[ListedMember]:
+        """The backends: slots in order, then those without a slot."""
         svc = self.svc
-        rows = [MEMBERS.row(ListedMember(each, True)) for each in svc.selectable]
-        return rows + [MEMBERS.row(ListedMember(each, False)) for each in (*svc.unselectable, *svc.slotless)]
+        selectable = [ListedMember(each, True) for each in svc.selectable]
+        return selectable + [ListedMember(each, False) for each in (*svc.unselectable, *svc.slotless)]
 
 
 @lru_cache(maxsize=256)  # 10,000 frontends have a few different flags

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import socket
 import threading
 from pathlib import Path
@@ -376,6 +377,12 @@ def test_drain_times_out(lb: Run, agent: Agent) -> None:
     assert json.loads(lb("backend", "list", "-o", "json").out)[0]["state"] == "maintenance"
 
 
+def _drain_lines(lb: Run) -> list[str]:
+    """Return the drains of `status`; N stands for 0 to 9 seconds (the machine may be busy)."""
+    lines = lb("status").out.splitlines()
+    return [re.sub(r"\b\d s\b", "N s", line) for line in lines if line.startswith("drain ")]
+
+
 def test_a_drain_is_shown(lb: Run, agent: Agent) -> None:
     """In `backend list`, as a column once there is one, in JSON and in `status`; a second drain of a backend joins the first."""
     assert "DRAIN" not in lb("backend", "list").out
@@ -400,13 +407,13 @@ def test_a_drain_is_shown(lb: Run, agent: Agent) -> None:
         ("10.0.0.9:8080/TCP", "draining"),
         ("10.0.0.10:8080/TCP", "timed-out"),
     ]
-    assert [line for line in lb("status").out.splitlines() if line.startswith("drain ")] == [
-        "drain      10.0.0.9:8080/TCP: 4 of 5 flows left after 0 s; it times out in 5 min",
-        "drain      10.0.0.10:8080/TCP: timed out after 0 s, 1 of 1 flows left; it stays in maintenance",
+    assert _drain_lines(lb) == [
+        "drain      10.0.0.9:8080/TCP: 4 of 5 flows left after N s; it times out in 5 min",
+        "drain      10.0.0.10:8080/TCP: timed out after N s, 1 of 1 flows left; it stays in maintenance",
     ]
     agent.flows, agent.swept = {}, 9
     AgentClient().drains()
-    assert "drain      10.0.0.9:8080/TCP: drained 0 s ago" in lb("status").out.splitlines()
+    assert "drain      10.0.0.9:8080/TCP: drained N s ago" in _drain_lines(lb)
 
 
 def test_many_drains_are_some_lines_of_the_status(lb: Run, agent: Agent) -> None:

@@ -12,6 +12,7 @@ from lbagent.observe.metric import Metric, by_word
 if TYPE_CHECKING:
     from lbagent.api.backend_requests import BackendRequests
     from lbagent.api.listed_backends import ListedBackend
+    from lbagent.api.named_backends import Cleared, ClearState
 
 MAX_SERIES = 5000  # flows of so many drains are metrics: `backend list` has them all
 
@@ -139,6 +140,15 @@ BACKENDS: ListedFields[ListedBackend] = ListedFields(
         "SINCE",
     ),
 )
+
+
+async def _cleared(part: BackendRequests, wanted: ClearState) -> Cleared:
+    from lbagent.api.named_backends import Cleared
+
+    cleared, backends = await part.clear_state(wanted)
+    return Cleared(cleared, list(map(BACKENDS.row, backends)))
+
+
 CAPABILITY: Capability[BackendRequests] = Capability(
     routes=(
         Route(
@@ -164,7 +174,7 @@ CAPABILITY: Capability[BackendRequests] = Capability(
             "/v1/backends/clear-state",
             "lbagent.api.named_backends:Cleared",
             "forgets what was set; `cleared`: what had a state, `backends`: as they are now",
-            lambda part, wanted: part.clear_state(wanted),
+            _cleared,
             body="lbagent.api.named_backends:ClearState",
         ),
         Route(

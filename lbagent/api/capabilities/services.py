@@ -118,7 +118,7 @@ SERVICES: ListedFields[ListedService] = ListedFields(
             "backends",
             ROWS,
             "`FrontendBackendRow`, in the order of the slots; the column: how many take new flows, of how many",
-            lambda x: x.members,
+            lambda x: list(map(MEMBERS.row, x.members)),
             "BACKENDS",
             _selectable_of_all,
         ),

@@ -1,4 +1,4 @@
-"""`python -m lbagent.bpf.compiler`: compile what changed; with `--check` load every program once, too."""
+"""`python -m lbagent.bpf.compiler`: compile what changed. `lbagent bpf build` can do more, and needs click."""
 
 from __future__ import annotations
 
@@ -17,19 +17,10 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line of `python -m lbagent.bpf.compiler`."""
     parser = argparse.ArgumentParser(prog="python -m lbagent.bpf.compiler", description="compile the BPF programs")
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="load every program once, with maps of its own, and print the verifier's figures",
-    )
     parser.add_argument("--force", action="store_true", help="compile also units that did not change")
     options = parser.parse_args(arguments)
     try:
         made = build(force=options.force)
-        if options.check:
-            from lbagent.bpf.load.verifier_report import check_programs
-
-            return check_programs(made)
         print(f"{ARTIFACT_PATH}: {len(made.programs)} programs, BCC {made.bcc}, {made.arch}")
     except LbError as error:
         print(error, file=sys.stderr)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from lbagent.cloud.controller.cluster_cidrs import Network, parse_cluster_cidrs
 from lbagent.cloud.controller.controller_names import SWITCHES, check_switches, is_switched_on
-from lbagent.cloud.controller.nodes.route_rules import Network, parse_cluster_cidrs
 from lbagent.errors import ConfigError
 from lbagent.kube.kube_settings import KubeSettings, KubeTiming
 from lbagent.model.address import L3n4Addr

@@ -11,10 +11,11 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from lbagent.cloud.controller.cluster_cidrs import Network
 from lbagent.cloud.controller.informers import Informers
 from lbagent.cloud.controller.nodes.node_writer import NodeWriter
 from lbagent.cloud.controller.nodes.provider_calls import Failures, answer_of, for_each
-from lbagent.cloud.controller.nodes.route_rules import Network, RoutePlan, plan_routes
+from lbagent.cloud.controller.nodes.route_rules import RoutePlan, plan_routes
 from lbagent.cloud.controller.watched_objects import WatchedNode
 from lbagent.cloud.provider_api.provider_parts import Route, Routes
 from lbagent.cloud.provider_api.provider_records import Node

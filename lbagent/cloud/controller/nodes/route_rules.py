@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from lbagent.cloud.controller.cluster_cidrs import Network
 from lbagent.cloud.provider_api.provider_parts import Route
 from lbagent.cloud.provider_api.provider_records import Node
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class RoutePlan(Struct, frozen=True):
@@ -45,11 +44,6 @@ def plan_routes(nodes: Sequence[Node], routes: Sequence[Route], cluster_cidrs: S
     targets = {route.target_node for route in routes}
     told = [node for node in nodes if node.pod_cidrs or node.name in targets]
     return RoutePlan(tuple(deleted), tuple(created), tuple(told))
-
-
-def parse_cluster_cidrs(text: str) -> tuple[Network, ...]:
-    """Parse `CIDR[,CIDR]`, the ranges of the cluster's pods; '' is none. Raises ValueError."""
-    return tuple(ipaddress.ip_network(each.strip()) for each in text.split(",")) if text else ()
 
 
 def _new_route(node: Node, cidr: str) -> Route:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbagent.cloud.controller.nodes.route_rules import RoutePlan, parse_cluster_cidrs, plan_routes
+from lbagent.cloud.controller.cluster_cidrs import parse_cluster_cidrs
+from lbagent.cloud.controller.nodes.route_rules import RoutePlan, plan_routes
 from lbagent.cloud.provider import Node, Route
 
 CLUSTER = parse_cluster_cidrs("10.244.0.0/16,fd00:244::/56")
