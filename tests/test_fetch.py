@@ -111,8 +111,14 @@ def test_every_set_of_packages_is_fetched() -> None:
 
 
 def test_make_test_fetches_first_and_a_selection_does_not() -> None:
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("ARGS", "MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS")
+    }
+
     def planned(*words: str) -> str:
-        done = subprocess.run(["make", "-n", "test", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["make", "-n", "test", *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        )
         return done.stdout
 
     whole = planned()
