@@ -1,12 +1,12 @@
 """Long work in slices: a generator that yields where other tasks may run, and returns its result. Pure.
 
-The caller decides how it runs: `run_whole` at once, `run_cooperatively` on an event loop, with its clock. A pass over 100,000
+The caller decides how it runs: `run_whole` at once, `run_cooperatively` on an event loop, `run_in_background` where nobody waits. A pass over 100,000
 backends takes seconds; between two slices the agent answers its clients and receives changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from types import coroutine
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ T = TypeVar("T")
 Cooperative = Generator[None, None, T]
 
 SLICE_S = 0.01  # seconds for which other tasks wait
+BACKGROUND_SLICE_S, BACKGROUND_PAUSE_S = 0.0005, 0.002
 BETWEEN_YIELDS = 16  # frontends per yield: a yield after each would cost 0.3 us, as much as some of the work
 
 
@@ -39,6 +40,25 @@ async def run_cooperatively(work: Cooperative[T], clock: Callable[[], float]) ->
         if clock() >= until:
             await _turn()
             until = clock() + SLICE_S
+
+
+async def run_in_background(
+    work: Cooperative[T], clock: Callable[[], float], sleep: Callable[[float], Awaitable[object]]
+) -> T:
+    """Do work that nobody waits for, in a fifth of the time: a change needs several turns of the event loop.
+
+    With slices of SLICE_S, each change took 50 ms while the work lasted. `sleep`: `asyncio.sleep`.
+    """
+    until = clock() + BACKGROUND_SLICE_S
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        if clock() >= until:
+            await sleep(BACKGROUND_PAUSE_S)
+            until = clock() + BACKGROUND_SLICE_S
 
 
 @coroutine

@@ -75,7 +75,9 @@ class PathFinder:
         self.settings = settings
         self.needs = PathNeeds()
         self._pending = PathNeeds()  # of the answers since `settle`
+        self._settled = False  # a plan with these answers is written
         self._recount: PathNeeds | None = None  # while backends are recounted
+        self._noted: set[Family] = set()  # families that `_noting` has
         self._noting: tuple[PathNeeds, ...] = (self.needs, self._pending)  # target for the needs of an answer
         self._index_of = index_of
         self._shared: dict[PathInfo, PathInfo] = {}
@@ -109,18 +111,24 @@ class PathFinder:
         """Devices by which remote backends are reached: their replies arrive there."""
         return self.needs.outputs
 
-    def settle(self) -> None:
-        """Mark that a plan is written: from now on a recount of the backends in use covers every answer so far."""
+    def settle(self) -> bool:
+        """Mark that a plan is written: from now on a recount of the backends in use covers every answer so far.
+
+        Returns whether a recount may find less: not after the first plan.
+        """
         self._pending = PathNeeds()
         self._forget_answers()
+        earlier, self._settled = self._settled, True
+        return earlier
 
     def recounting(self, backends: Iterable[Backend]) -> Cooperative[None]:
         """Set `needs` to those of `backends`, the ones in use, and of the answers since `settle`: a plan may be in progress."""
         self._recount = recount = PathNeeds()
+        noting = (recount,)
         recount.update(self._pending)
         self._forget_answers()
         for number, backend in enumerate(backends):
-            self._noting = (recount,)
+            self._noting = noting
             self._find_path(backend)
             if number % BETWEEN_YIELDS == 0:
                 self._forget_answers()  # needs of a plan are recorded by the plan
@@ -131,6 +139,7 @@ class PathFinder:
     def _forget_answers(self) -> None:
         """Resolve each path again to record its needs: always, for the plan in progress, in the recount if there is one."""
         self._noting = (self.needs, self._pending, *([self._recount] if self._recount else []))
+        self._noted.clear()
         self._recent.clear()
         self._behind.clear()
 
@@ -149,13 +158,17 @@ class PathFinder:
         if network.is_own(address):
             return self._share(PathInfo(b"", UNKNOWN_HOP, MAX_MTU, local=True, host=True))
         route = network.route(address)
-        for needs in self._noting:
-            needs.forwards.add(backend.address.family)
+        family = Family.of(address)
+        if family not in self._noted:
+            self._noted.add(family)
+            for needs in self._noting:
+                needs.forwards.add(family)
         why = self._faults.get(id(route))
         if why is None:
             why = self._faults[id(route)] = self._fault(route)
-        for needs in self._noting if why else ():
-            needs.unusable[address] = why
+        if why:
+            for needs in self._noting:
+                needs.unusable[address] = why
         local = self._is_on_this_node(backend, route)
         if local or route is None or not route.gateway:
             return self._share(self._find(address, route, local=local))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from lbagent.errors import LbError
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.backend import Backend
-from lbagent.model.cooperative import run_cooperatively
+from lbagent.model.cooperative import run_in_background
 from lbagent.model.path_info import PathInfo
 from lbagent.net.near_clients import NearClients
 from lbagent.net.neighbours import MAX_MANAGED, NeighbourKeeper
@@ -27,7 +27,9 @@ log = logging.getLogger(__name__)
 ANSWER_S = 0.3  # a neighbour that lives has answered by then, over any network a load balancer should be on
 NETWORK_RETRY_DELAY_S = 1.0  # after the kernel could not be asked at all
 RECOUNT_PAUSE_S = 1.0  # at least, between two recounts of what the backends need
-RECOUNT_SHARE = 20  # a recount takes one part in so many of the time, whatever the number of backends
+RECOUNT_SHARE = (
+    4  # the pause after a recount, in times of its duration: with the pauses within it, it takes 4 % of the time
+)
 
 
 class NetworkFollower:
@@ -147,9 +149,9 @@ class NetworkFollower:
 
     def paths_planned(self) -> None:
         """Take note that a plan is written: the neighbours to keep resolved, and the backends in use, may have changed."""
-        self.finder.settle()
+        if self.finder.settle():
+            self._plan_written.set()
         self._use_hops()
-        self._plan_written.set()
 
     def _use_hops(self) -> None:
         self._planned = frozenset(self.finder.hops)
@@ -210,7 +212,7 @@ class NetworkFollower:
             began, finder, backends = time.monotonic(), self.finder, self.backends_in_use()
             if backends is None:
                 continue  # the next plan is another occasion
-            await run_cooperatively(finder.recounting(backends), time.monotonic)
+            await run_in_background(finder.recounting(backends), time.monotonic, asyncio.sleep)
             if finder is self.finder:  # else the paths are planned again
                 self._use_hops()
             await asyncio.sleep(max(RECOUNT_PAUSE_S, RECOUNT_SHARE * (time.monotonic() - began)))
