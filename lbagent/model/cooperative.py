@@ -1,7 +1,8 @@
 """Long work in slices: a generator that yields where other tasks may run, and returns its result. Pure.
 
-The caller decides how it runs: `run_whole` at once, `run_cooperatively` on an event loop, `run_in_background` where nobody waits. A pass over 100,000
-backends takes seconds; between two slices the agent answers its clients and receives changes.
+The caller decides how it runs: `run_whole` at once, `run_cooperatively` on an event loop, with its clock, `run_in_background`
+where nobody waits. A pass over 100,000 backends takes seconds; between two slices the agent answers its clients and receives
+changes.
 """
 
 from __future__ import annotations
