@@ -43,7 +43,7 @@ class Announcing(NamedTuple):
 
 
 def build_announcing(core: CoreParts, file: FollowedFile, pools: PoolsFile) -> Announcing:
-    """Return what announces addresses. With a Kubernetes API, Leases say which node does; without one this node does."""
+    """Return what announces addresses. With a Kubernetes API, Leases decide which node does; without one this node does."""
     config, loop, sources, plane = core.in_force.config, core.loop, core.sources, cast("AnnouncingPlane", core.plane)
     election = None
     if config.has_kubernetes:
@@ -97,7 +97,7 @@ async def follow_state(plane: ServedState, announcer: Announcer) -> None:
 
 
 def both(*followers: Callable[[NodeNetwork], None]) -> Callable[[NodeNetwork], None]:
-    """Return a function that tells all of them."""
+    """Return a function that calls all of them."""
 
     def follow(network: NodeNetwork) -> None:
         for each in followers:

@@ -11,7 +11,7 @@ EXTEND_EVERY_S, EXTEND_BY_S = 10.0, 60.0
 
 
 def notify(message: str, env: Mapping[str, str] | None = None) -> bool:
-    """Send `READY=1`, `RELOADING=1`, `STOPPING=1`, `EXTEND_TIMEOUT_USEC=...`, `STATUS=...`; return whether it was told."""
+    """Send `READY=1`, `RELOADING=1`, `STOPPING=1`, `EXTEND_TIMEOUT_USEC=...`, `STATUS=...`; return whether they were sent."""
     path = (os.environ if env is None else env).get("NOTIFY_SOCKET", "")
     if not path.startswith(("/", "@")):
         return False
@@ -43,7 +43,7 @@ async def wait_at_start(event: asyncio.Event, what: str) -> None:
 
 
 def watchdog_interval_s(env: Mapping[str, str] | None = None) -> float:
-    """Return the seconds between two signs of life, half of the supervisor's patience; 0 when it wants none."""
+    """Return the seconds between two signs of life, half of the supervisor's time limit; 0 when it has none."""
     env = os.environ if env is None else env
     patience_us = env.get("WATCHDOG_USEC", "")
     if not patience_us.isdecimal() or env.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):

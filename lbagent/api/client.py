@@ -1,6 +1,6 @@
 """The command line's side of the socket: standard library only, answers as plain dicts and lists.
 
-Every failure is an LbError with the exit code the command ends with: 5 no agent answers, 6 too late, else what the agent says.
+Every failure is an LbError with the exit code the command ends with: 5 no agent answers, 6 too late, else the answer's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO_QUERY: Mapping[str, object] = {}
 
 
 class AgentUnsupported(LbError):
-    """The agent says its kernel cannot do it."""
+    """The agent reports that its kernel cannot do it."""
 
     exit_code = 77
 

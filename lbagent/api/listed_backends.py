@@ -36,7 +36,7 @@ def listed_backends(
     egress_of: EgressOf = lambda _backend: EgressPath(),
     drains: Iterable[DrainRow] = (),
 ) -> Iterator[ListedBackend]:
-    """Yield each with what is known of it. A state that another one has replaced was set by nobody."""
+    """Yield each with what is known of it. A state that another one has replaced has no origin."""
     drain_of = {drain.address: drain for drain in drains}
     live, age_s = flows.live, round(flows.age_s, 1) if flows.live is not None else 0.0
     for backend, services in used:

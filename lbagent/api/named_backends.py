@@ -85,7 +85,7 @@ def named_backends(asked: NamedBackends, state: State, known: Collection[L3n4Add
     """Return what a request names; `known` are the backends there are.
 
     An address and port without a protocol stands for every protocol that is known there; one of which none is known is
-    returned as it is (TCP without a protocol), so that the caller can say so. Raises ConfigError for a text that is no
+    returned as it is (TCP without a protocol), so that the caller can report it. Raises ConfigError for a text that is no
     address and no Pod, NotFound for an IP address, node or Service without a backend.
     """
     pods = [_pod_key(text) for text in dict.fromkeys(asked.addresses) if is_pod_reference(text)]

@@ -200,7 +200,7 @@ def require_socket(path: str) -> None:
     try:
         found = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
-        return  # the second is said when the socket is made
+        return  # the second is reported when the socket is made
     except OSError as error:
         raise ConfigError(f"--socket {path}: {error.strerror}; the agent did not start") from None
     if not stat.S_ISSOCK(found.st_mode):

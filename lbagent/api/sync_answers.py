@@ -28,7 +28,7 @@ class Generation(Struct):
 async def verify(plane: DataPlane) -> Differences:
     """Return the differences of the data plane from what was written. Raises KernelError, and TimedOut before the start."""
     if not plane.first_pass.is_set():
-        raise TimedOut("the agent has written no state yet; `lbagent status` says what it waits for")
+        raise TimedOut("the agent has written no state yet; `lbagent status` shows what it waits for")
     return Differences(list(await plane.verify()))
 
 

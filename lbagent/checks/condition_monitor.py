@@ -23,15 +23,15 @@ from lbagent.model.check import CheckGroup, Finding, Result, Severity
 log = logging.getLogger(__name__)
 LOGGED_BY_SOURCES = ("source-untrusted", "objects-refused")  # a source logs its own faults, once
 INTERVAL_S = 3.0  # a condition shows within 10 s, also one that must be seen twice
-MENDED_SHOWN_S = 30.0  # what was mended is shown so long: a scrape every 15 s sees it
+MENDED_SHOWN_S = 30.0  # what has ended is shown so long: a scrape every 15 s sees it
 
 
 class StandingCondition(Struct):
-    """A condition that holds, or that was mended a moment ago."""
+    """A condition that holds, or that ended a moment ago."""
 
     condition: Finding
     since: float  # seconds since the epoch
-    until: float = 0.0  # monotonic seconds; until then it is shown though it is mended
+    until: float = 0.0  # monotonic seconds; until then it is shown though it has ended
 
 
 class ConditionMonitor:
@@ -89,7 +89,7 @@ class ConditionMonitor:
             until = time.monotonic() + MENDED_SHOWN_S if condition.mended else 0.0
             known = self._standing.get(key)
             if known is None or (condition.mended and not known.condition.mended):
-                event = "a condition was mended" if condition.mended else "a condition began"
+                event = "a condition ended" if condition.mended else "a condition began"
                 if condition.name not in LOGGED_BY_SOURCES:
                     log.warning(event, extra=_fields(condition))
             self._standing[key] = StandingCondition(condition, known.since if known else time.time(), until)

@@ -1,7 +1,7 @@
 """Long work in slices: a generator that yields where other tasks may run, and returns its result. Pure.
 
 The caller decides how it runs: `run_whole` at once, `run_cooperatively` on an event loop, with its clock, `run_in_background`
-where nobody waits. A pass over 100,000 backends takes seconds; between two slices the agent answers its clients and receives
+where no caller waits. A pass over 100,000 backends takes seconds; between two slices the agent answers its clients and receives
 changes.
 """
 
@@ -46,7 +46,7 @@ async def run_cooperatively(work: Cooperative[T], clock: Callable[[], float]) ->
 async def run_in_background(
     work: Cooperative[T], clock: Callable[[], float], sleep: Callable[[float], Awaitable[object]]
 ) -> T:
-    """Do work that nobody waits for, in a fifth of the time: a change needs several turns of the event loop.
+    """Do work for which no caller waits, in a fifth of the time: a change needs several turns of the event loop.
 
     With slices of SLICE_S, each change took 50 ms while the work lasted. `sleep`: `asyncio.sleep`.
     """

@@ -1,6 +1,6 @@
 """Fair shares of a limited table (max-min fairness): how many entries each holder may have when not all fit. Pure numbers.
 
-While all holders together want at most 80 % (`GUARD`) of a table, each gets what it wants. Beyond that, a holder that wants more
+While all holders together need at most 80 % (`GUARD`) of a table, each gets what it needs. Beyond that, a holder that needs more
 than its share does not grow; the rest of the table is for holders within theirs. The share is that of max-min fairness in these
 80 %, and at least the table divided by the number of holders. No holder loses an entry that it has and still wants. A table
 with one holder has no shares: the holder may fill it.
@@ -38,7 +38,7 @@ def allowed_entries(
 def fair_targets(
     limit: int, used: Mapping[Holder, int], wanted: Mapping[Holder, int], most: int = 0
 ) -> dict[Holder, int]:
-    """Return the count to which each holder may grow while there is room: what it wants, its share, or what it has."""
+    """Return the count to which each holder may grow while there is room: what it needs, its share, or what it has."""
     floors = {holder: used.get(holder, 0) for holder in wanted}
     targets = {holder: max(floors[holder], min(number, most) if most else number) for holder, number in wanted.items()}
     if len(targets) > 1 and sum(targets.values()) > (guard := guard_of(limit)):

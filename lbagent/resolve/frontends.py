@@ -1,4 +1,4 @@
-"""The frontends that a Service wants: addresses, ports, kinds. ownership.py decides which Service gets a contested one.
+"""The frontends of a Service: addresses, ports, kinds. ownership.py decides which Service gets a contested one.
 
 Order, and so the order of fresh ids: ClusterIP, NodePort (surrogate first, then the node's addresses), LoadBalancer, externalIPs,
 binds; inside each by address, then by port.
@@ -36,7 +36,7 @@ class LocalNode(Struct, frozen=True, gc=False):
 
 
 class WantedFrontend(Struct, frozen=True, gc=False):
-    """A frontend that an object wants. `field` is its place in the object; a wildcard entry has no port."""
+    """A frontend that an object requests. `field` is its place in the object; a wildcard entry has no port."""
 
     frontend: L3n4Addr
     type: SVCType

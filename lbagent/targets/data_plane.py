@@ -157,7 +157,7 @@ class ServedState(Target, Protocol):
 
     @property
     def wanted(self) -> State:
-        """The State that was asked for last, without ids: what is in force lacks what failed."""
+        """The State that was requested last, without ids: what is in force lacks what failed."""
 
     async def changed_from(self, generation: int) -> int:
         """Return the generation in force as soon as it differs from `generation`."""

@@ -125,7 +125,7 @@ def test_a_link_is_attached_again(patient: Patient, deed) -> None:
     assert {patient.link(entry), patient.link("tc_egress")} == {index}
     assert patient.attached() == hooks
     assert patient.device_metric() == 1
-    assert "a condition was mended" in patient.agent.log.read_text()
+    assert "a condition ended" in patient.agent.log.read_text()
 
 
 def test_a_device_that_is_gone(patient: Patient) -> None:
@@ -187,7 +187,7 @@ def test_a_next_hop_without_neighbour(patient: Patient) -> None:
 
 
 def test_a_next_hop_whose_service_is_deleted(patient: Patient) -> None:
-    """With the Service end the condition, the mark of the neighbour and the requests for it; nobody answered ever."""
+    """With the Service end the condition, the mark of the neighbour and the requests for it; no host ever answered."""
     patient.box.write("dead.json", service("dead", "10.96.0.11"), endpoints("dead", "10.7.0.78"))
     patient.falls_ill("next-hop-unresolved", "10.7.0.78 on eth0")
     assert "managed" in patient.neighbour("10.7.0.78")
@@ -245,7 +245,7 @@ def test_forwarding_off(patient: Patient) -> None:
 
 
 def test_a_private_mount_namespace(box: Box) -> None:
-    """As `ip netns exec` makes one: the bpf file system that the agent mounts is seen by nobody else."""
+    """As `ip netns exec` makes one: the bpf file system that the agent mounts is seen by no other process."""
     healthy(box)
     inner = box.folder / "inner"
     inner.mkdir()

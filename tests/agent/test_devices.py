@@ -61,7 +61,7 @@ def program_ids(box: Box) -> dict[str, int]:
 
 
 def test_programs_of_xdp_are_loaded_for_a_device_that_has_it(box: Box) -> None:
-    """`--attach auto` takes tc on a veth; the next agent wants XDP, and loads that beside what is there; the third one wants tc."""
+    """`--attach auto` takes tc on a veth; the next agent uses XDP, and loads that beside what is there; the third one uses tc."""
     box.write("web.json", *web("10.7.0.5"))
     box.agent.start()
     assert {"tc_ingress", "tc_egress", "tc_after_xdp", "sweep4", "sweep6", "migrate4"} <= loaded(box)

@@ -1,4 +1,4 @@
-"""The file that says over a restart which Service had a frontend."""
+"""The file that keeps over a restart which Service had a frontend."""
 
 from __future__ import annotations
 

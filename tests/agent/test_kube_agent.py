@@ -83,7 +83,7 @@ def test_the_maps_follow_the_server_and_stay_while_it_is_away(cluster: Cluster) 
     wait_for(lambda: "source-untrusted" in agent.cli("status", "-o", "json", check=False).stdout, "untrusted", 30)
     assert agent.dump() == dump
     agent.kill()
-    agent.start(wait=False)  # goes on from the maps
+    agent.start(wait=False)  # continues from the maps
     wait_for(lambda: "what the maps hold is served" in agent.tail(60), "a start without the server", 60)
     wait_for(lambda: agent.cli("status", check=False).returncode == 1, "status", 20)
     status = agent.cli("status", "-o", "json", check=False)
@@ -212,4 +212,4 @@ def test_kube_proxys_ports(cluster: Cluster) -> None:
     cluster.set(service("web", "10.96.0.10", **local), here)
     wait_for(lambda: ask(31000, "/", "10.7.0.1")[0] == 503, "no endpoint that is ready", 20)
     cluster.stop()
-    assert ask(10256, "/healthz")[0] == 200, "an API server that is away says nothing about the node"
+    assert ask(10256, "/healthz")[0] == 200, "an API server that is away does not concern the node"

@@ -1,4 +1,4 @@
-"""What the supervisor is told."""
+"""What the supervisor receives."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_a_start_that_waits_asks_the_supervisor_for_more_time(monkeypatch:
 
 
 def test_how_often_the_supervisor_wants_a_sign_of_life() -> None:
-    """Half of WatchdogSec, as sd_watchdog_enabled(3) advises; a child of the one it watches says nothing."""
+    """Half of WatchdogSec, as sd_watchdog_enabled(3) advises; a child of the one it watches sends none."""
     assert watchdog_interval_s({}) == 0
     assert watchdog_interval_s({"WATCHDOG_USEC": "3000000"}) == 1.5
     assert watchdog_interval_s({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}) == 1.5

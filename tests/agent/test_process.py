@@ -324,7 +324,7 @@ def test_the_operators_word_survives_a_restart_and_is_checked(box: Box) -> None:
 
 
 def test_the_manifests_have_the_word_again_after_clear_state(box: Box) -> None:
-    """Without it, `set-state active` beat every later BackendState for ever."""
+    """Without it, `set-state active` beat every later BackendState without limit."""
     box.write("web.json", *web("10.7.0.5", "10.7.0.6"))
     box.agent.start()
 

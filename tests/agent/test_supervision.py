@@ -71,7 +71,7 @@ def test_signs_of_life_for_the_watchdog(box: Box) -> None:
 
 
 def test_a_state_folder_that_cannot_be_written(box: Box) -> None:
-    """The agent serves; `status` says what will not work, and set-state changes nothing."""
+    """The agent serves; `status` names what will not work, and set-state changes nothing."""
     box.write("web.json", *web("10.7.0.5"))
     (box.folder / "file").write_text("mine")
     box.agent = box.make_agent("--state-dir", str(box.folder / "file"))
@@ -91,7 +91,7 @@ def test_a_socket_that_cannot_be_is_refused_before_anything_is_made(box: Box, fo
     box.write("web.json", *web("10.7.0.5"))
     done = box.failed_start("--socket", str(box.folder), "--log-format", form)
     assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1  # the agent never said that it starts
+    assert len(done.stderr.splitlines()) == 1  # the agent never reported that it starts
     assert "a folder that is not a socket is there" in done.stderr
     assert done.stderr.startswith("{" if form == "json" else "error: ")
     assert not box.bpffs.exists()

@@ -1,4 +1,4 @@
-"""What the status says of each target."""
+"""What the status reports of each target."""
 
 from __future__ import annotations
 

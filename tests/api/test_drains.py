@@ -1,4 +1,4 @@
-"""A drain goes on by itself, ends once, and is kept: by whom it was begun, and whether an agent restarts meanwhile, is nothing to it."""
+"""A drain continues by itself, ends once, and is kept, also over a restart of the agent, by whichever way it began."""
 
 from __future__ import annotations
 

@@ -414,7 +414,7 @@ def test_paths_that_cannot_be(agent: Agent, tmp_path: Path) -> None:
 
 
 class TestClient:
-    """What the client says when there is no agent."""
+    """What the client reports when there is no agent."""
 
     def test_no_agent(self, tmp_path: Path) -> None:
         with pytest.raises(AgentUnreachable, match="lbagent agent") as caught:

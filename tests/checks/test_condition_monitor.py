@@ -76,7 +76,7 @@ async def test_a_condition_holds_from_one_look_to_the_next(caplog: pytest.LogCap
 async def test_what_was_mended_is_shown_for_a_while(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Long enough to be seen by whoever asks now and then, and no longer."""
+    """Long enough to be seen by a scrape every 15 s, and no longer."""
     now = 1000.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     check = Found(MENDED)
@@ -91,7 +91,7 @@ async def test_what_was_mended_is_shown_for_a_while(
     now = 1031.0
     await monitor.look()
     assert monitor.standing == []
-    assert [record.message for record in caplog.records] == ["a condition was mended"]
+    assert [record.message for record in caplog.records] == ["a condition ended"]
 
 
 async def test_a_check_that_fails_hides_nothing() -> None:

@@ -46,7 +46,7 @@ from tests.lab.netns import run, veth, wait_for
 from tests.net.builders import network as node_network
 from tests.sync.rig import SMALL, FixedPaths, ListSource, make_loop, running
 
-WITHIN_S = 60.0  # what was mended is shown for half a minute
+WITHIN_S = 60.0  # what has ended is shown for half a minute
 Row = Callable[[Patient], Generator[None]]
 AGENT_ROWS: list[dict[str, Row]] = [{}, {}]  # two groups: what the second does would hide the first
 CHECK_ROWS: dict[str, Callable[[Any], Any]] = {}

@@ -1,4 +1,4 @@
-"""Each check that holds for every data plane by itself, over components of which only what it asks for is there."""
+"""Each check that holds for every data plane by itself, over components that have only what it reads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def source(*messages: Message, distrust: Message | None = None) -> list[Finding]
         synced=Some(is_set=lambda: True),
         distrust=distrust,
         problems=lambda: list(messages),
-        remedy="mend the source",
+        remedy="repair the source",
     )
     return list(check_sources(Some(sources=[one])))
 
@@ -56,13 +56,13 @@ def test_sources() -> None:
     assert source(odd) == []
     (found,) = source(gone, distrust=gone)
     assert brief([found]) == [("source-untrusted", "folder")]
-    assert found.remedy == "mend the source"
+    assert found.remedy == "repair the source"
     (found,) = source(odd, bad, bad)
     assert brief([found]) == [("objects-refused", "folder")]
     assert found.text == "source folder: objects or fields are refused: a.yaml:3: bad port, and 1 more"
     assert found.severity is Severity.FAULT, "a file that does not count is the operator's"
     (found,) = source(replace(bad, kind="Service", key="shop/web"), replace(bad, kind="Service", key="shop/api"))
-    assert found.severity is Severity.DEGRADED, "a field of an object is that of whoever wrote it"
+    assert found.severity is Severity.DEGRADED, "a field of an object is its author's"
     untrusted, refused = source(bad, gone, distrust=gone)
     assert brief([untrusted, refused]) == [("source-untrusted", "folder"), ("objects-refused", "folder")]
     assert untrusted.text.startswith(f"source folder: {gone}"), "wherever the message stands"

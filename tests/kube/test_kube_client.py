@@ -120,7 +120,7 @@ async def test_a_server_with_another_certificate_is_not_spoken_to(api, tmp_path)
         await nodes(client)
     with pytest.raises(ServerUnreachable, match="^(?!.*clock)"):
         await nodes(client)
-    secure(tmp_path, api.port, tmp_path / "server.crt")  # the kubeconfig is mended
+    secure(tmp_path, api.port, tmp_path / "server.crt")  # the kubeconfig is repaired
     assert b"node-1" in await nodes(client)
     await client.close()
 

@@ -60,7 +60,7 @@ async def test_a_history_that_was_compacted(own: Cluster, front: Proxy, own_conf
         )
         assert one.deleted == {"default/web-0"}
         seen = last_requests(own, since, "services")
-        assert any("resourceVersion" in query for query in seen)  # it asks where it stopped, and is told 410
+        assert any("resourceVersion" in query for query in seen)  # it continues where it stopped, and receives 410
         assert any("sendInitialEvents" in query for query in seen)  # so it lists again
         assert len(own.plane.requests()) - since <= 6 * 6
         await one.converges(own_config)
@@ -72,7 +72,7 @@ def fill_more(cluster: Cluster) -> None:
 
 
 async def test_a_server_that_is_another_and_empty_one(own: Cluster, own_config: Path) -> None:
-    """Its version is older, so a watch that went on from the old one would hear nothing until a bookmark (60 s) or silence told."""
+    """Its version is older, so a watch that continued from the old one would receive nothing until a bookmark (60 s) or a time-out."""
     own.plane.start()
     own.prepare()
     own.add_services(SERVICES)

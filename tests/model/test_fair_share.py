@@ -76,7 +76,7 @@ def test_shares_of_any_numbers(limit: int, numbers: dict[str, tuple[int, int]], 
 
 @given(NUMBERS)
 def test_water_fill_is_max_min_fair(numbers: dict[str, tuple[int, int]]) -> None:
-    """A holder that gets less than it wants gets as much as any other, give or take one entry."""
+    """A holder that gets less than it needs gets as much as any other, give or take one entry."""
     targets = {holder: number for holder, (_, number) in numbers.items()}
     capacity = sum(targets.values()) * 2 // 3
     found = water_fill(capacity, dict.fromkeys(targets, 0), targets)

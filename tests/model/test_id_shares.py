@@ -61,7 +61,7 @@ def test_a_served_frontend_goes_on_with_the_backends_that_have_ids() -> None:
 
 
 def test_an_id_that_a_change_frees_belongs_to_it() -> None:
-    """An older Service of the same namespace waits for an id: it gets none while the one that freed it wants one."""
+    """An older Service of the same namespace waits for an id: it gets none while the one that freed it needs one."""
     ids = assigner(2)
     waiting = svc(EVIL, 9, 7, type=SVCType.CLUSTER_IP, created=1.0)
     rolled = {"type": SVCType.EXTERNAL_IPS, "created": 2.0}

@@ -1,4 +1,4 @@
-"""The keeper of neighbours: whom it asks for, how often, and whose marks `cleanup` takes away."""
+"""The keeper of neighbours: which ones it requests, how often, and whose marks `cleanup` takes away."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_neighbour_that_was_kept_for_long_is_asked_for_at_once() -> None:
 
 
 class Played:
-    """Takes the requests, and keeps what it was asked for."""
+    """Takes the requests, and keeps them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.managed: set[Hop] = set()

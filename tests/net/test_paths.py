@@ -92,7 +92,7 @@ def test_a_path_keeps_any_usable_address_of_its_device_or_of_loopback() -> None:
 
 
 def test_a_path_whose_source_a_setting_names_keeps_no_other() -> None:
-    assert kept("10.81.0.1") == set(), "the route says src"
+    assert kept("10.81.0.1") == set(), "the route has a src"
     assert kept("10.0.0.7", settings=PathSettings("me", (ip("10.0.0.1"),))) == {"10.0.0.1"}
     both = (ip("10.0.0.1"), ip("10.0.0.9"), ip("10.244.0.1"))
     assert kept("10.0.0.7", settings=PathSettings("me", both)) == {"10.0.0.1", "10.0.0.9"}, "it names both"
@@ -111,7 +111,7 @@ def test_behind_a_gateway() -> None:
 @pytest.mark.parametrize(
     ("where", "node", "local", "host"),
     [
-        ("10.0.0.7", "me", True, False),  # nodeName says so
+        ("10.0.0.7", "me", True, False),  # by its nodeName
         ("10.0.0.7", "other", False, False),
         ("10.244.0.5", "", True, False),  # leaves through a --pod-device
         ("10.244.0.5", "other", False, False),  # nodeName beats the route

@@ -28,7 +28,7 @@ def closed_world() -> Iterator[World]:
 
 @KINDS
 def test_open_to_all_and_without_affinity(world: World, fam: Family, hook: str, kind: int) -> None:
-    """A client's connections are spread; no table remembers where they went."""
+    """A client's connections are spread; no table keeps where they went."""
     backends = [world.backend(fam, fam.remote(n), 8080) for n in (1, 2)]
     world.service(fam, fam.vip, 80, TCP, backends, flags=kind | ROUTABLE)
     outs = [world.run(hook, craft.frame(craft.tcp(fam, fam.client, 40000 + n, fam.vip, 80))) for n in range(24)]

@@ -213,7 +213,7 @@ def test_service_gone_keeps_its_flows(world: World, fam: Family, hook: str) -> N
 
 
 def test_slot_that_points_at_nothing(world: World, fam: Family, hook: str) -> None:
-    """A slot whose backend has no record is an error of ours: counted, and never a packet to nowhere."""
+    """A slot whose backend has no record is the agent's error: counted, and never a packet to nowhere."""
     backend = world.backend(fam, fam.remote(1), 8080)
     service = world.service(fam, fam.vip, 80, TCP, [backend])
     world.slot(service, 1, target=900)

@@ -180,7 +180,7 @@ def test_a_flow_is_established_while_its_port_is_taken_back(racing_world: Racing
 
 
 def test_a_port_is_another_ones_already_when_it_is_freed(racing_world: RacingWorld, fam: Family, hook: str) -> None:
-    """Two new flows want the port of a third at once: one gets it, the other one has none."""
+    """Two new flows need the port of a third at once: one gets it, the other one has none."""
     world, points = racing_world.world, racing_world.points
     held = half_open(racing_world, fam, hook)
     quick, late = newcomer(held, 0), newcomer(held, 1)

@@ -26,7 +26,7 @@ def test_three_tags(world: World, fam: Family) -> None:
 
 @pytest.mark.parametrize("at", [0, 1, 14, 18])
 def test_another_protocol_behind_a_tag(world: World, fam: Family, at: int) -> None:
-    """It is no packet of ours, wherever in the frame the bytes of a packet to a VIP stand; nothing is counted."""
+    """It is no packet of a service, wherever in the frame the bytes of a packet to a VIP stand; nothing is counted."""
     world.service(fam, fam.vip, 80, TCP, [world.backend(fam, fam.remote(1), 8080)])
     packet = bytes(craft.tcp(fam, fam.client, 40000, fam.vip, 80))
     destination = at + (16 if fam.version == 4 else 24)

@@ -1,4 +1,4 @@
-"""Servers on the loopback that answer as a test says, without TLS and without root."""
+"""Servers on the loopback that answer as a test sets them up, without TLS and without root."""
 
 from __future__ import annotations
 

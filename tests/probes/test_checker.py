@@ -21,7 +21,7 @@ CHECK = ProbeSpec(interval=0.02, timeout=0.02, fall=3, rise=2)
 
 
 class Script:
-    """A probe that answers as it is told; the last word is repeated. A number is a pause in seconds, None never answers."""
+    """A probe with a list of answers; the last one is repeated. A number is a pause in seconds, None never answers."""
 
     def __init__(self, *words: Outcome | Exception | None) -> None:
         self.words, self.asked, self.running, self.most = list(words), 0, 0, 0

@@ -1,4 +1,4 @@
-"""Which frontends a Service wants on a node: addresses, ports, kinds, in the order of fresh ids."""
+"""Which frontends a Service has on a node: addresses, ports, kinds, in the order of fresh ids."""
 
 from __future__ import annotations
 

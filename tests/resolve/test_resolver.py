@@ -234,7 +234,7 @@ def test_a_change_of_one_service_leaves_the_rows_of_the_others_untouched():
     resolver.update([ObjectChange("EndpointSlice", piece.key, None, piece)])
     after = resolver.resolve().state.services
     changed = [new.name.name for old, new in zip(before, after, strict=True) if old is not new]
-    assert changed == ["7"]  # and not its wildcard row, which says the same as before
+    assert changed == ["7"]  # and not its wildcard row, which is the same as before
 
 
 def test_nothing_changed_is_the_same_state():

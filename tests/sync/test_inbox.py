@@ -22,7 +22,7 @@ async def settles(inbox: Inbox) -> bool:
 
 async def test_it_is_settled_when_each_request_was_answered() -> None:
     inbox = Inbox([ListSource("one")])
-    assert await settles(inbox), "nothing was asked for"
+    assert await settles(inbox), "nothing was requested"
     inbox.request()
     assert not await settles(inbox)
     first, _ = inbox.take()

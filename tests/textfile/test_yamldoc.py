@@ -50,7 +50,7 @@ def test_an_alias_is_a_copy():
         ("a: b: c", 1, "mapping values"),
         ("a: 1\n b: 2", 2, "mapping values"),
         ("a: [1, 2\nb: 3", 2, ""),
-        ("a: *nobody", 1, "unknown alias"),
+        ("a: *missing", 1, "unknown alias"),
         ("&a [*a]", 1, "unknown alias"),
         ("a: 1\nb: 2\na: 3", 3, "twice"),
         ("? [x]\n: y", 1, "not a text"),

@@ -30,7 +30,7 @@ METRICS: tuple[Metric[AgentStatus], ...] = (
     Metric(
         "lbagent_condition",
         "gauge",
-        "Conditions that hold now, by name; `lbagent status` says which and what to do.",
+        "Conditions that hold now, by name; `lbagent status` names them and what to do.",
         lambda status: by_word(status.conditions.counts() if status.started else {}),
         ("name",),
     ),

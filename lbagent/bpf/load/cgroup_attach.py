@@ -81,7 +81,7 @@ class _Served(NamedTuple):
 
 
 def _require_no_other_agent(cgroup: int, target: AttachPoint, hook: Hook, prog_fd: int) -> None:
-    """Raise Conflict if programs of another agent run here with the same scope as `prog_fd`, a program of ours."""
+    """Raise Conflict if programs of another agent run here with the same scope as `prog_fd`, one of the agent's programs."""
     own_maps = set(bpf_prog.prog_map_ids(prog_fd))
     own = _served(own_maps)
     for ident in bpf_link.cgroup_programs(cgroup, hook.attach_type):

@@ -118,12 +118,12 @@ def remove_unused_qdisc(root: Path, netlink: IPRoute, name: str, device: Device)
 
 
 def marked_devices(root: Path, present: Mapping[str, Device]) -> dict[str, Device]:
-    """Return those of `present` that have filters of ours according to this bpf file system, by their names there."""
+    """Return those of `present` that have the agent's filters according to this bpf file system, by their names there."""
     return {name: device for name, device in present.items() if _mark(root, name).is_dir()}
 
 
 def marked_indexes(root: Path) -> dict[str, int]:
-    """Return the interface indexes of all devices that got filters of ours, by the names they had then."""
+    """Return the interface indexes of all devices that got the agent's filters, by the names they had then."""
     marks = sorted((root / "link").glob(f"*{MARK_SUFFIX}")) if (root / "link").is_dir() else []
     out = {}
     for mark in marks:

@@ -28,7 +28,7 @@ _TELLTALE = "lb_filter"  # a map of every entry program; if it is not ours, the 
 def require_no_other_agent(root: Path, netlink: IPRoute, device: Device, prog_fd: int) -> None:
     """Raise Conflict if programs of an agent with other pins than those under `root` run on the device.
 
-    `prog_fd` is a program of ours. Programs in links that are pinned under `root` are ours, too, whatever maps they have.
+    `prog_fd` is one of the agent's programs. So are those in links that are pinned under `root`, whatever maps they have.
     """
     target = AttachPoint(AttachPointKind.DEVICE, device.name)
     ours = {linked_program(root, target, hook) for hook in HOOKS}

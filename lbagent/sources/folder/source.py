@@ -39,7 +39,7 @@ class FolderSource:
     """The objects of a folder of manifests."""
 
     name = SOURCE
-    remedy = "bring the folder back with its manifests; an empty List in a file says that there are none"
+    remedy = "bring the folder back with its manifests; an empty List in a file means that there are none"
     held = 0
 
     def __init__(

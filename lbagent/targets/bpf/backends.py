@@ -186,7 +186,7 @@ class BackendPlanner:
         old = maps.backend_rows.get(ident)
         known = old != maps.no_row
         if backend is None and not known:
-            return  # its row never got written: the service that wants it is planned again
+            return  # its row was never written: the service that needs it is planned again
         address = backend.address if backend else backend_codec.backend_of(old)[0]
         value = backend_codec.backend_value(address, state)
         if value != old:
@@ -219,7 +219,7 @@ class BackendPlanner:
             new = backend_codec.with_selectable(old, flags_at, selectable)
             self._store(maps, ident, ident, old, new)
             for other, record in live_extra_snat_ids(self._shadow, maps.family, ident):
-                if not selectable:  # the next plan that knows the backend lets new flows in again
+                if not selectable:  # the next plan with the backend lets new flows in again
                     self._store(maps, ident, other, record, backend_codec.with_selectable(record, flags_at, False))
             return
         info = self._paths(backend)

@@ -268,7 +268,7 @@ class BpfDataPlane:
 
     @property
     def wanted(self) -> State:
-        """The State that was asked for last."""
+        """The State that was requested last."""
         return self.target.wanted
 
     @property
@@ -436,7 +436,7 @@ class BpfDataPlane:
         return self.follower.watcher.neighbours().carriers
 
     async def verify(self) -> Sequence[str]:
-        """Return in what the maps differ from what was written, and the paths from what the State asks for."""
+        """Return in what the maps differ from what was written, and the paths from those of the State."""
         return await self.target.differences()
 
 

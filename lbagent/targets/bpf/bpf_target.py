@@ -240,13 +240,13 @@ class BpfTarget:
             self.wake.set()
         wrong_paths = await self._wrong_paths()
         for difference in wrong_paths:
-            log.error("a path is not what the state asks for", extra={"difference": difference})
+            log.error("a path differs from that of the state", extra={"difference": difference})
         if wrong_paths:
             self.paths_changed()
         return found + wrong_paths
 
     async def differences(self) -> list[str]:
-        """Return in what the maps differ from what was written, and the paths from what the State asks for. Raises KernelError."""
+        """Return in what the maps differ from what was written, and the paths from those of the State. Raises KernelError."""
         return await collect(drift(self._maps, self.shadow), self._busy) + await self._wrong_paths()
 
     async def _wrong_paths(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the BPF data plane shows: devices, ways to backends, counters, flows; read when it is asked for."""
+"""What the BPF data plane shows: devices, ways to backends, counters, flows; read on request."""
 
 from __future__ import annotations
 

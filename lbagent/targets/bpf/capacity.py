@@ -75,7 +75,7 @@ class MapCapacity:
     def __init__(
         self, shadow: Shadow, shares: MapShares | None = None, waiting: Mapping[str, int] | None = None
     ) -> None:
-        """`waiting`: entries, by map, that frontends beside the plan want."""
+        """`waiting`: entries, by map, that frontends beside the plan need."""
         self._specs = shadow.specs
         self._used = dict(shadow.used)
         self._backends = shadow.sizes.backends
@@ -112,7 +112,7 @@ class MapCapacity:
         return self._shares.rooms() if self._shares is not None else {}
 
     def explain(self) -> None:
-        """Write the texts that say what the namespaces have when the plan is complete."""
+        """Write the texts with what the namespaces have when the plan is complete."""
         if (shares := self._shares) is not None:
             for refusal in self._refusals:
                 refusal.explain(shares, self._specs[refusal.error.subject].max_entries)
@@ -398,7 +398,7 @@ def _grown(new: FrontendEntries, old: FrontendEntries) -> Limited:
 
 
 def _taken(found: Fit | LbError, wanted: SVC, old: FrontendEntries) -> Limited:
-    """Return how many entries of each of the `LIMITED_MAPS` a namespace has more than it had of what it wants."""
+    """Return how many entries of each of the `LIMITED_MAPS` a namespace has more than it had of what it needs."""
     if isinstance(found, LbError):
         return _NOTHING_MORE
     slots, matches, ranges = wanted_counts(wanted)

@@ -68,7 +68,7 @@ class DeviceKeeper:
         self._changed.set()
 
     async def reconfigure(self, config: Config) -> None:
-        """Attach as the new configuration says. Raises as `start`; then what was attached stays."""
+        """Attach by the new configuration. Raises as `start`; then what was attached stays."""
         if self._network is not None:
             require_devices(self._network, config, self.config.device)
         old, self.config = self.config, config
@@ -199,7 +199,7 @@ def wanted_devices(network: NodeNetwork, names: Collection[str], pod_patterns: I
 
 
 def expected_hooks(network: NodeNetwork, config: Config) -> set[Hook]:
-    """Return the hooks that the devices which are there will get. In a thread: it asks the kernel."""
+    """Return the hooks that the devices which are there will get. In a thread: it queries the kernel."""
     chosen, present = choose_devices(config.device, devices_present(network), config.pod_device), devices()
     names = [name for name in chosen.names if name in present]
     return {item.hook for item in wanted_attachments(config.attach, names, config.pod_device, present)}

@@ -1,4 +1,4 @@
-"""Has another process changed the maps, or is a path not what the State asks for? A slow walk in small slices, beside passes.
+"""Has another process changed the maps, or does a path differ from that of the State? A slow walk in small slices, beside passes.
 
 What is found is not put right here: where the maps differ, read them again (`restore`) and plan from that Shadow; where paths do,
 plan these again.
@@ -68,7 +68,7 @@ def path_drift(shadow: Shadow, state: State, paths: Callable[[Backend], PathInfo
         records = shadow.paths[backend.address.family]
         record = records.get(backend.id)
         flags = record[backend_codec.FLAGS_AT[records.record]] if record else 0
-        if flags & PathFlag.LIVE:  # else its frontend fails, which is said elsewhere
+        if flags & PathFlag.LIVE:  # else its frontend fails, which is reported elsewhere
             info = paths(backend)
             wanted = path_record(backend, info, record, selectable=bool(flags & PathFlag.SELECTABLE))
             extra_snat = extra_snat_records(shadow, backend.address.family, backend.id, wanted, info)

@@ -121,7 +121,7 @@ def _written(state: State, maglev_table_size: int) -> tuple[MemoryMaps, list[Mes
 
 
 def _ample_sizes(state: State, maglev_table_size: int) -> Sizes:
-    """Return sizes in which everything has room: a plan says what objects mean, not what fits."""
+    """Return sizes in which everything has room: a plan shows what objects mean, not what fits."""
     base = Sizes()
     backends = max(base.backends, 1 << max((each.id for each in state.backends.values()), default=0).bit_length())
     return replace(

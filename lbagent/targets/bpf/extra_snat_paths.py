@@ -23,7 +23,7 @@ _LIVE = int(PathFlag.LIVE)
 def path_record(backend: Backend, info: PathInfo, old: bytes, *, selectable: bool) -> bytes:
     """Return the path record a backend that is reached so should have; `old` is the one under its id.
 
-    A path keeps its source address as long as it may (`PathInfo.kept`): the backend knows its flows by that. Flows keep the mode
+    A path keeps its source address as long as it may (`PathInfo.kept`): the backend's flows have that address. Flows keep the mode
     they were made with. Where a live backend is no longer local, those that kept the client's address need its replies to be
     looked at until it is gone, so its record remembers what it was.
     """

@@ -70,13 +70,13 @@ class MapShares:
 
 
 def wanted_counts(svc: SVC) -> Limited:
-    """Return how many entries of each of the `LIMITED_MAPS` a frontend wants; no more slots than there can be."""
+    """Return how many entries of each of the `LIMITED_MAPS` a frontend needs; no more slots than there can be."""
     slots, matches, ranges = limited_counts(svc)
     return min(slots, MAX_SLOTS + 1), min(matches, MAX_SLOTS), ranges
 
 
 def deferred_wants(desired: State, shadow: Shadow) -> dict[str, int]:
-    """Return how many entries beyond those that they have the frontends want that are left out of this plan, by map."""
+    """Return how many entries beyond those that they have the frontends need that are left out of this plan, by map."""
     found: dict[str, int] = {}
     for frontend in shadow.deferred:
         svc = desired.by_frontend.get(frontend)

@@ -51,9 +51,7 @@ class NetworkFollower:
         self._known = self.watcher.network
         self._planned: frozenset[Hop] = frozenset()  # next hops of backends, as of the last plan
         self._asked: frozenset[Hop] = frozenset()
-        self._native: frozenset[int] | None = (
-            None  # not known yet; then what the next hops of an earlier agent say holds
-        )
+        self._native: frozenset[int] | None = None  # not known yet; then the next hops of an earlier agent decide
         self.send_watch = SendWatch(lambda: self._changed(self._known))
         self.refusing: dict[int, str] = {}  # devices that take no frames from XDP, and why
         self._clients = NearClients()

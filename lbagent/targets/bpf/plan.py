@@ -45,10 +45,10 @@ class PathProvider(Protocol):
         """Return the addresses this node translates to."""
 
     async def resolve_neighbours(self) -> bool:
-        """Wait a moment until the paths asked for last can be used; return whether they must be asked for again."""
+        """Wait a moment until the paths requested last can be used; return whether they must be requested again."""
 
     def paths_planned(self) -> None:
-        """Take note that paths were asked for."""
+        """Take note that paths were requested."""
 
 
 def plan(desired: State, shadow: Shadow, paths: PathLookup, snat: Iterable[bytes] | None = None) -> Plan:

@@ -2,7 +2,7 @@
 
 Whether a listed client is let in says the master's flag, and the list is many entries: no order of single writes turns "only
 these" into "all but those" without a moment in which a client is let in that neither rule lets in, or kept out that both let
-in. So while the flag turns, the entries say themselves what they mean (SOURCE_RANGE_LETS_IN, _KEEPS_OUT): then the flag's own
+in. So while the flag turns, the entries have their own meaning (SOURCE_RANGE_LETS_IN, _KEEPS_OUT): then the flag's own
 write changes nothing for them, and for the clients that neither list names just what the new rule asks for. The order:
 
     what is listed says itself what it means -> what shall be listed, saying it -> slot 0

@@ -149,7 +149,7 @@ def _id_in(packed: bytearray) -> int:
 
 
 def _read_reverse(maps: LBMaps, family: Family, groups: dict[L3n4Addr, FrontendEntries], shadow: Shadow) -> None:
-    """Give each reverse NAT row to its frontend: it knows its own, so it names the ids of services that have no master yet."""
+    """Give each reverse NAT row to its frontend: it has its own, so it names the ids of services that have no master yet."""
     name = family_map(family, "reverse_nat")
     for key, value in maps.items(name):
         ident, frontend = U32.unpack(key)[0], frontend_codec.reverse_nat_frontend(value)

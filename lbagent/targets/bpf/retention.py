@@ -2,7 +2,7 @@
 
 Nothing is taken away then that may come from the untrusted source: a frontend that no object names stays as it is in the
 maps; one whose Service, or a part of it, comes from a source that has given no whole list yet, or has no slice yet, keeps the
-backends it had beside those that are known. What a source only remembers of an earlier agent gives names to what the maps hold,
+backends it had beside those that are known. What a source has only from an earlier agent gives names to what the maps hold,
 and no more: the maps are at least as new. What a list holds whose gaps are in doubt is known whole. All else is as always:
 what trusted sources hold whole is written whole, and they alone decide on it from then on.
 """

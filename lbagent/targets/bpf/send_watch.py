@@ -14,7 +14,7 @@ SHOWN_S = 60.0  # a loss is a problem for so long after the last frame
 
 
 class SendWatch:
-    """`errors` are the counts by device; `refusing` the devices that refuse in deed, whatever their drivers say, and why."""
+    """`errors` are the counts by device; `refusing` the devices that refuse in deed, whatever their drivers report, and why."""
 
     def __init__(self, on_refusal: Callable[[], None]) -> None:
         """`on_refusal` is called when one more device has refused."""

@@ -268,7 +268,7 @@ class Shadow:
         paths.set_starts(first, records, backend_codec.META_AT[paths.record])
 
     def finish_plan(self, services: tuple[SVC, ...], unwritten: set[L3n4Addr], *, complete: bool) -> None:
-        """Take note that a State was planned and applied, but for `unwritten`.
+        """Take note that a State was planned and applied, except `unwritten`.
 
         Not `complete`: what failed belongs to no frontend, and only a full sync finds it again.
         """
@@ -333,7 +333,7 @@ class Shadow:
                 stale.setdefault(bit, 0.0)
 
     def clearable_bits(self, now: float, linger_s: float) -> list[int]:
-        """Return the bits that are stale for `linger_s`, counted from the first time they are asked for, and still set, sorted."""
+        """Return the bits that are stale for `linger_s`, counted from the first request, and still set, sorted."""
         stale = self.stale_bits
         for bit, due in stale.items():
             if not due:

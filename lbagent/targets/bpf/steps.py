@@ -52,7 +52,7 @@ class Phase(IntEnum):
     AFFINITY_OUT = auto()
     TABLE_OUT = auto()
     RANGE_OUT = auto()
-    RANGE_PLAIN = auto()  # ranges that said themselves what they mean while the master's flag turned
+    RANGE_PLAIN = auto()  # ranges that had their own meaning while the master's flag turned
     REVERSE_OUT = auto()
     BACKEND_DOWN = auto()  # less alive than before
     PATH_OUT = auto()

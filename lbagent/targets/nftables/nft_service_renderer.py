@@ -1,7 +1,7 @@
 """NftServiceRenderer: the same table by the calls of the renderer API, for what uses renderers without the agent.
 
 It writes at `flush` alone, what was called since the one before. Packets that come in by a device of `update_local_backend_ifs`
-are a Pod's. A backend is local where its row says so, or where its address is one of the node's.
+are a Pod's. A backend is local where its row has the mark, or where its address is one of the node's.
 """
 
 from __future__ import annotations

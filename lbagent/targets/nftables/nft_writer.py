@@ -1,6 +1,6 @@
 """NftWriter: makes the table what Services ask for, change by change.
 
-It remembers the rows of each Service and the RuleSet made of them. After an error, or where another program changed the table, the
+It keeps the rows of each Service and the RuleSet made of them. After an error, or where another program changed the table, the
 next write compares everything with what is there. The work is done in pieces, between which other tasks run.
 """
 

@@ -129,7 +129,7 @@ def source_port() -> Load:
 
 
 def destination_port(word: str = "th") -> Load:
-    """Return the destination port; `word`: nft's name of the header, where it knows which one it is."""
+    """Return the destination port; `word`: nft's name of the header, where it has one for this protocol."""
     return Load(f"{word} dport", _header(word, "dport"), 1, _payload(TRANSPORT, 2, 2))
 
 

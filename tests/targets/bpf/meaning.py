@@ -1,4 +1,4 @@
-"""What maps say with frontends and backends named by their addresses: no ids, and nothing that tells how they came to say it."""
+"""The content of maps with frontends and backends named by their addresses: no ids, and nothing of how it was written."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_a_full_backend_map_stops_only_those_that_need_the_new_ones():
 
 def test_a_backend_id_beyond_the_maps_is_refused_and_says_what_to_raise():
     node = sized(backends=16)
-    node.book.backend_ids = IdAllocator()  # it knows nothing of the maps
+    node.book.backend_ids = IdAllocator()  # it has nothing of the maps
     fits, too_many = service("10.96.0.1:80", *some(1, 10)), service("10.96.0.2:80", *some(50, 10))
     node.want(fits, too_many)
     done = node.sync()
@@ -301,7 +301,7 @@ def test_after_a_failure_at_any_write_it_is_known_what_the_maps_hold(number):
     assert done.complete == (node.maps.writes <= number)
     assert unknown(node) == []
     node.maps = node.maps.inner
-    if number % 2:  # what failed is not asked for any more
+    if number % 2:  # what failed is not requested any more
         node.want()
     assert node.sync().complete
     assert unknown(node) == []
@@ -329,7 +329,7 @@ def test_a_path_that_cannot_be_written_fails_the_service_of_that_backend_alone(w
 
 
 def test_the_filter_forgets_a_service_that_never_came():
-    """Its address was let in before its entries were written; then it failed, and then it was not asked for any more."""
+    """Its address was let in before its entries were written; then it failed, and then it was not requested any more."""
     node = Node()
     refused = service("10.96.0.1:80", *some(1, 1))
     node.want(refused)

@@ -39,7 +39,7 @@ def test_slots_for_the_ports_of_each_source_address() -> None:
 
 
 def test_numbers_of_extra_snat_addresses_outlive_a_change_of_their_order() -> None:
-    """Programs and paths are told the same numbers, which live flows know."""
+    """Programs and paths get the same numbers, which live flows have."""
     before = bpf_settings.extra_snat_sources(
         Config(snat_address=("10.0.0.7", "fd00::7", "10.0.0.8")), ExtraSnatSources()
     )

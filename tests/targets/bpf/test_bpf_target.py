@@ -204,7 +204,7 @@ async def test_the_maps_are_looked_at_from_time_to_time_once_it_is_ready(caplog:
 
 
 class CountedPaths(FixedPaths):
-    """Counts how often it is told that paths were asked for."""
+    """Counts how often paths were planned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ async def test_backends_of_an_earlier_agent_are_named_until_all_is_in_force() ->
 
 
 async def test_each_pass_goes_on_with_what_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Maps are read at the start and never again while nobody else changes them; restored ids are released once."""
+    """Maps are read at the start and never again while no other process changes them; restored ids are released once."""
     source, paths = ListSource(), CountedPaths()
     target = BpfTarget.open(MemoryMaps(SMALL), paths, "me")
     loop = make_loop([source], target)
@@ -416,7 +416,7 @@ async def test_a_frontend_that_is_wanted_as_it_is_again_fails_no_more() -> None:
         assert len(target.failing) == 1
         source.drop(service(1), endpoints(1))
         await loop.settled()
-        assert not target.failing, "nobody asks for it any more"
+        assert not target.failing, "no State has it any more"
 
 
 def replace_sizes(**change: int) -> Sizes:

@@ -27,7 +27,7 @@ from tests.targets.bpf.test_failed_changes import give_other_ids
 
 
 def node_with(**limits: int) -> Node:
-    """Return a node whose plans know smaller maps."""
+    """Return a node whose plans have smaller maps."""
     node = Node()
     limit(node, **limits)
     return node
@@ -49,7 +49,7 @@ def web(count: int, number: int = 1, first: int = 1, **more):
 
 
 def refused(node: Node, *services) -> str:
-    """Return what the one frontend that does not fit is told."""
+    """Return the error of the one frontend that does not fit."""
     node.want(*services)
     (error,) = node.sync().failed.values()
     return str(error)

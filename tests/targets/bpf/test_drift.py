@@ -222,7 +222,7 @@ def test_paths_are_compared_from_the_first_byte_on(name):
 
 
 def test_paths_of_what_could_not_be_written_are_not_looked_at():
-    """Its ids are beyond the maps, or it failed before its record was written; that is said elsewhere."""
+    """Its ids are beyond the maps, or it failed before its record was written; that is reported elsewhere."""
     node = Node()
     node.serve(service("10.96.0.1:80", backend("10.244.1.1:80")))
     missing = [replace(backend("10.244.1.2:80"), id=ident) for ident in (7, SMALL.backends, SMALL.backends + 5)]

@@ -88,7 +88,7 @@ def test_a_warning_is_no_refusal(tmp_path):
 
 @pytest.mark.parametrize("hosts", [1, 3, 4, 7, 8, 9])
 def test_everything_has_room(tmp_path, monkeypatch, hosts):
-    """A plan says what objects mean, not what fits: its maps are as large as they must be."""
+    """A plan shows what objects mean, not what fits: its maps are as large as they must be."""
     few = replace(Sizes(), services=1, backends=2, source_ranges=1)
     monkeypatch.setattr(dry_runs, "Sizes", lambda: few)
     ranges = "metadata: {name: web}\nspec: {type: LoadBalancer, loadBalancerSourceRanges: [10.0.0.0/8, 10.0.0.0/16, 192.168.0.0/16], "

@@ -155,7 +155,7 @@ class Agent:
                 break
             self.target.wake.clear()
             await self.target.reconcile(wanted)
-        assert not self.target.wake.is_set(), "it wakes for ever"
+        assert not self.target.wake.is_set(), "it wakes without end"
         assert self.target.error == ""
         assert check(self.maps, settled=True) == []
         self.nothing_opens(wanted.state)

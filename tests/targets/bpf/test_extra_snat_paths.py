@@ -46,7 +46,7 @@ def ways(*extra_snat: ExtraSnatAddress) -> Callable[[Backend], PathInfo]:
 
 
 def sync(node: Node, *extra_snat: ExtraSnatAddress) -> Applied:
-    """Plan and apply what the node wants."""
+    """Plan and apply the node's State."""
     done = apply(plan(node.state, node.shadow, ways(*extra_snat), [*SNAT, A, B]), node.maps, node.shadow)
     assert done.complete, done
     assert check(node.maps, settled=True) == []
@@ -139,7 +139,7 @@ def test_an_address_that_is_taken_away_ends_its_flows_and_no_others() -> None:
 
 
 def test_an_address_that_takes_another_s_number_has_another_generation() -> None:
-    """Also when nobody saw the first one go."""
+    """Also when the agent did not see the first one go."""
     node = Node()
     node.want(service("10.96.0.1:80", REMOTE))
     sync(node, FIRST)

@@ -236,7 +236,7 @@ def test_a_frontend_that_gets_another_id_takes_everything_along():
     assert dict(done.written) == {
         "lb_metrics": 1, "lb4_service": 3, "lb_affinity_match": 4, "lb4_maglev": 2, "lb4_source_range": 2, "lb4_reverse_nat": 2,
     }  # fmt: skip
-    assert node.maps.counters([service_counter(50)]) == [(0, 0)], "whoever had the id before is not counted"
+    assert node.maps.counters([service_counter(50)]) == [(0, 0)], "the earlier holder of the id is not counted"
     assert check(node.maps, settled=True) == []
     assert list(node.maps.maglev("lb4_maglev")) == [50]
     assert [key for key, _ in node.maps.items("lb4_reverse_nat")] == [(50).to_bytes(4, "little")]

@@ -135,7 +135,7 @@ def sync_until_it_rests(node: Node) -> None:
         assert_nothing_opens(node)
         if not done.entries:
             return
-    raise AssertionError("a plan writes for ever")
+    raise AssertionError("a plan writes without end")
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""A backend's path follows where its objects say it is, and remembers that flows may live that were made while it was local."""
+"""A backend's path follows the objects, and keeps that flows may live that were made while it was local."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_replies_to_pods_are_looked_at_until_the_backend_is_gone() -> None
             paths.info = replace(paths.info, keeps_pod=keeps)
             target.paths_changed()
             async with asyncio.timeout(10):
-                while flags(maps) != wanted:  # noqa: ASYNC110 - the loop tells only of changed objects
+                while flags(maps) != wanted:  # noqa: ASYNC110 - the loop reports only changed objects
                     await asyncio.sleep(0.01)
             assert replies_are_seen(maps)
             assert check(maps, settled=True) == []
@@ -122,7 +122,7 @@ async def test_replies_to_pods_are_looked_at_until_the_backend_is_gone() -> None
 
 
 async def test_a_wrong_path_is_put_right_by_the_resync() -> None:
-    """Whatever a plan missed: the comparison finds a path that is not what the State asks for, and it is written again."""
+    """Whatever a plan missed: the comparison finds a path that differs from that of the State, and it is written again."""
     _, source, loop, target = build()
     async with running(loop):
         source.first_list(service(1), on(1, "b1"))

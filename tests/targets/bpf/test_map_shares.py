@@ -84,7 +84,7 @@ class Agent:
                 return
             self.target.wake.clear()
             await self.target.reconcile(desired)
-        raise AssertionError("it wakes for ever")
+        raise AssertionError("it wakes without end")
 
     def retry(self, *numbers: int) -> None:
         """Have these tried again with the next pass."""
@@ -159,7 +159,7 @@ def test_a_namespace_alone_may_fill_a_map() -> None:
 
 
 def test_freed_room_goes_by_share() -> None:
-    """evil was alone. It frees 4 slots and wants 30 more; good waits, whoever is tried first."""
+    """evil was alone. It frees 4 slots and needs 30 more; good waits, whichever is tried first."""
     agent, good = slots(), row(GOOD, 1, (1, 2))
     agent.serve(row(EVIL, 2, range(1, 20)))
     assert "map lb4_service is full" in agent.serve(row(EVIL, 2, range(1, 20)), good)[1]
@@ -303,7 +303,7 @@ CONTENTS = st.dictionaries(
 
 
 def fair(limit: int, wanted: dict[str, int]) -> dict[str, int]:
-    """Return the share of each namespace: 80 % are given one by one to whoever has least; at least the part of an equal one."""
+    """Return the share of each namespace: 80 % are given one by one to the holder that has least; at least the part of an equal one."""
     given_ = dict.fromkeys(wanted, 0)
     for _ in range(limit * 4 // 5):
         hungry = [each for each in wanted if given_[each] < wanted[each]]
@@ -313,7 +313,7 @@ def fair(limit: int, wanted: dict[str, int]) -> dict[str, int]:
 
 
 class World:
-    """An agent, and what its frontends want."""
+    """An agent, and what its frontends need."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind, self.agent = kind, Agent(**kind.limits)
@@ -362,7 +362,7 @@ def test_any_history(kind: str, history) -> None:
         assert all(items <= now[number] for number, items in kept.items()), "what is served stays"
         assert sum(world.held(now).values()) <= LIMIT
         if sum(total.values()) <= LIMIT * 4 // 5:
-            assert now == wanted, "each gets what it wants"
+            assert now == wanted, "each gets what it needs"
         shares, has = fair(LIMIT, total), world.held(now)
         for number, items in wanted.items():
             namespace = SIZES[number]
@@ -383,7 +383,7 @@ def test_any_history(kind: str, history) -> None:
         tried = random.sample(sorted(wanted), random.randint(0, len(wanted)))
         world.agent.retry(*map(world.number, tried))
         world.serve(wanted, order)
-        assert world.items() == now, "whoever is tried again gets nothing that it was refused"
+        assert world.items() == now, "a holder that is tried again gets nothing that it was refused"
     world.agent.limit(**dict.fromkeys(world.agent.limits, 200))
     world.agent.limits = {}
     world.agent.retry(*map(world.number, world.wanted))

@@ -119,7 +119,7 @@ def test_what_the_kernel_was_made_to_forget_is_asked_for_again(node: Node, how: 
     async def steps(here: Following) -> None:
         here.want(*NEAR)
         await here.resolved(*NEAR)
-        await asyncio.sleep(0.3)  # the answers to our own questions have been heard
+        await asyncio.sleep(0.3)  # the answers to our own requests have arrived
         if how == "flush":
             node.ip("neigh", "flush", "dev", "v0")
             node.ip("-6", "neigh", "flush", "dev", "v0")
@@ -136,7 +136,7 @@ def test_what_the_kernel_was_made_to_forget_is_asked_for_again(node: Node, how: 
 
 
 def test_a_neighbour_that_no_backend_needs_any_more_is_released(node: Node) -> None:
-    """The kernel asks for it no longer; one that a gateway route needs stays, and one of a backend that is there."""
+    """The kernel requests it no longer; one that a gateway route needs stays, and one of a backend that is there."""
 
     async def steps(here: Following) -> None:
         keeper, in_use = here.follower.keeper, [*NEAR, "10.9.0.77"]

@@ -1,4 +1,4 @@
-"""A path keeps the source address it has as long as it may: its backends know their connections by that."""
+"""A path keeps the source address it has as long as it may: its backends have their connections by that address."""
 
 from __future__ import annotations
 

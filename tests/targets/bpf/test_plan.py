@@ -342,7 +342,7 @@ def test_who_gets_an_id_anew_is_counted_from_nothing():
         with node.maps.window("lb_metrics", 16 * index, 16) as cell:
             cell[:] = LB_COUNTER.pack(3, 300)
     node.serve(service("10.96.0.1:80", ONE, TWO), service("10.96.0.2:80", TWO))
-    assert node.maps.counters(indexes) == [(3, 300)] * 3, "who stays goes on counting"
+    assert node.maps.counters(indexes) == [(3, 300)] * 3, "what stays continues to count"
     node.serve()
     node.restart()
     node.serve(service("10.96.0.9:80", THREE))

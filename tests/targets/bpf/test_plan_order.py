@@ -48,7 +48,7 @@ def change(node: Node, services) -> None:
     node.maps = watched.inner
     assert done.complete
     assert done.entries - done.written.get("lb_filter", 0) <= watched.writes, (
-        "but for bits, several of which are one word"
+        "except bits, several of which are one word"
     )
 
 
@@ -84,7 +84,7 @@ def test_the_way_does_not_matter(sequence):
 @settings(RELAXED, max_examples=80)
 @given(st.lists(st.tuples(states(), st.booleans()), min_size=1, max_size=5))
 def test_the_maps_are_those_of_a_fresh_start(sequence):
-    """Any sequence of States, with restarts in between: but for ids, the maps are what the last State makes of empty ones."""
+    """Any sequence of States, with restarts in between: except for ids, the maps are what the last State makes of empty ones."""
     node, fresh = Node(), Node()
     for services, begins_anew in sequence:
         node.serve(*services)

@@ -132,7 +132,7 @@ def test_no_client_is_admitted_or_refused_for_a_moment(world):
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(worlds)
 def test_a_kill_at_any_write_opens_and_closes_nothing(world):
-    """Killed on the way from the first rule to the second, the next start goes on to the last of the world."""
+    """Killed on the way from the first rule to the second, the next start continues to the last of the world."""
     family, (first, second, *rest) = world
     third = rest[-1] if rest else second
     start = Node()

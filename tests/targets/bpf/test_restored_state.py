@@ -1,4 +1,4 @@
-"""What is read back of the maps as Services, and which of it stays beside what trusted sources say: rules without a loop."""
+"""What is read back of the maps as Services, and which of it stays beside the objects of trusted sources: rules without a loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.targets.bpf.test_plan_order import copy_of
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(states())
 def test_what_is_read_back_as_services_is_what_is_there(services):
-    """All that the maps say of a frontend survives: as a State it needs no write, but for backends that rest."""
+    """All that the maps have of a frontend survives: as a State it needs no write, except for backends that rest."""
     start = Node()
     start.serve(*services)
     before = dump(start.maps)

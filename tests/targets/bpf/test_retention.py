@@ -411,7 +411,7 @@ async def test_the_doubt_lasts_when_nothing_is_left_to_keep(caplog: pytest.LogCa
 
 
 def remembering(*objects) -> ListSource:  # type: ignore[no-untyped-def]
-    """A source without its folder, which remembers these of an earlier agent."""
+    """A source without its folder, which has these from an earlier agent."""
     source = ListSource("folder")
     source.trusted, source.remembered = False, True
     source.remembered_objects = objects  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""By which devices XDP programs can send: by what drivers say, else by their kind."""
+"""By which devices XDP programs can send: by what drivers report, else by their kind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_drivers_say_it() -> None:
 def test_a_nic_alone_sends_back_whatever_else_it_takes() -> None:
     assert refusing({**TOLD, NIC: BASIC}, NIC) == {VXLAN, POD, WIREGUARD}
     assert refusing({**TOLD, NIC: BASIC}, OTHER) == {NIC, VXLAN, POD, WIREGUARD}
-    assert refusing(TOLD, POD) == {VXLAN, POD, WIREGUARD}  # a veth sends back to an end that polls, or to nobody
+    assert refusing(TOLD, POD) == {VXLAN, POD, WIREGUARD}  # a veth sends back to an end that polls, or to no end
 
 
 def test_the_kind_says_it_where_drivers_do_not() -> None:

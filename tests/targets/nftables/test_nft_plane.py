@@ -59,7 +59,7 @@ async def test_a_state_is_in_force(kernel: FakeNfTables) -> None:
     assert await made.verify() == []
     assert made.status().frontends == 1
     made.close()
-    assert kernel.tables[NAME]  # it goes on serving
+    assert kernel.tables[NAME]  # it continues to serve
 
 
 async def test_a_generation_comes_with_each_change(kernel: FakeNfTables) -> None:

@@ -126,5 +126,5 @@ async def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
         await record_plane(tmp_path).open(lambda: None)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(ConfigError, match="No such device or address"):  # nobody reads it
+    with pytest.raises(ConfigError, match="No such device or address"):  # no process reads it
         await record_plane(pipe).open(lambda: None)

@@ -1,4 +1,4 @@
-"""Each check of the BPF data plane by itself, over parts of which only what it asks for is there."""
+"""Each check of the BPF data plane by itself, over parts that have only what it reads."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Counters:
 
 
 def test_every_drop_is_intended_or_watched() -> None:
-    """A new kind of drop is watched unless somebody says that it is asked for."""
+    """A new kind of drop is watched unless a list names it as requested by a rule."""
     drops = {reason for reason in Reason if reason.name.startswith("DROP_")}
     assert {reason.name for reason in INTENDED_DROPS} == {
         "DROP_NO_BACKEND", "DROP_SOURCE_RANGE", "DROP_NO_LOCAL_BACKEND", "DROP_NOT_ROUTABLE", "DROP_MALFORMED",
@@ -101,7 +101,7 @@ def test_a_map_that_is_nearly_full() -> None:
 
 
 def test_every_map_that_may_be_nearly_full_says_what_is_true_of_its_size() -> None:
-    """An option is named only where it sizes the map; what has a fixed size says so."""
+    """An option is named only where it sizes the map; for a fixed size the text states it."""
     usage = {**BpfTarget.open(MemoryMaps(SMALL), FixedPaths(), "me").usage(), "lb_nexthop": (1, 1)}
     full = {name: (size, size) for name, (_, size) in usage.items()} | {"lb4_flow": (9, 9), "lb6_flow": (9, 9)}
     advice = {each.subject: each.remedy for each in check_maps(Some(usage=lambda: full, **NO_IDS))}
@@ -143,7 +143,7 @@ def test_a_table_that_turned_flows_away() -> None:
 
 
 def test_a_failed_sweep_has_a_name_of_its_own() -> None:
-    """The error is text, whatever it says; the subject stays."""
+    """The error is text, whatever its words; the subject stays."""
     components = Some(sweeper=Some(full=list, failure="test run of sweep4: raise --x: Bad file descriptor"))
     (found,) = check_sweeps(components)
     assert brief([found]) == [("sweep-failed", "flow tables")]
@@ -160,7 +160,7 @@ def test_next_hops_are_named_when_they_stay_away(monkeypatch: pytest.MonkeyPatch
     network = replace(EMPTY, links={2: ETH0}, neighbours={there: b"\2" * 6})
     components = Some(follower=Some(network=network, finder=Some(hops={there, away})))
     check = Look("next-hop-unresolved")
-    assert brief(check(components)) == []  # it was asked for a moment ago
+    assert brief(check(components)) == []  # it was requested a moment ago
     now += 3
     (found,) = check(components)
     assert brief([found]) == [("next-hop-unresolved", "10.7.0.9 eth0")]
