@@ -30,6 +30,7 @@ class TestCalls(RendererSuite):
         return nft_renderer.factory(SETTINGS)
 
 
+@pytest.mark.slow
 class TestTorture(TortureSuite):
     def make_renderer(self) -> ServiceRenderer:
         return nft_renderer.factory(SETTINGS)
