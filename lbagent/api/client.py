@@ -117,6 +117,16 @@ class AgentClient:
         answer = self._request(route_of("verify"), timeout_s=VERIFY_TIMEOUT_S)
         return self._expect(answer.get("differences"), list)
 
+    def differences(self, renderer: str = "") -> list[dict[str, Any]]:
+        """Return in what data planes differ from what the agent wrote: DifferenceRow (api/plane_differences.py)."""
+        query = {"renderer": renderer}
+        return self._expect(self._request(route_of("differences"), query, timeout_s=VERIFY_TIMEOUT_S), list)
+
+    def repair(self, renderer: str = "") -> list[dict[str, Any]]:
+        """Have that repaired; return it, with whether it is."""
+        body = {"renderer": renderer}
+        return self._expect(self._request(route_of("repair"), body=body, timeout_s=VERIFY_TIMEOUT_S), list)
+
     def wait_change(self, generation: int, timeout_s: float) -> int:
         """Return the agent's generation when it differs from `generation`, or after `timeout_s`."""
         query = {"generation": generation, "timeout_s": timeout_s}

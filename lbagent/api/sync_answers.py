@@ -29,7 +29,7 @@ async def verify(plane: DataPlane) -> Differences:
     """Return the differences of the data plane from what was written. Raises KernelError, and TimedOut before the start."""
     if not plane.first_pass.is_set():
         raise TimedOut("the agent has written no state yet; `lbagent status` shows what it waits for")
-    return Differences(list(await plane.verify()))
+    return Differences(list(map(str, await plane.verify())))
 
 
 async def wait_change(plane: DataPlane, generation: str, timeout_s: str) -> Generation:

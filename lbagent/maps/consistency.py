@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -25,8 +26,25 @@ from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import Algorithm
 
 
+class Inconsistency(NamedTuple):
+    """What does not fit together, of one frontend or (None) of none."""
+
+    text: str
+    frontend: L3n4Addr | None = None
+    is_missing: bool = False  # an entry that packets need is not there
+
+    def __str__(self) -> str:
+        """Return a sentence."""
+        return f"{self.frontend.with_protocol()}: {self.text}" if self.frontend is not None else self.text
+
+
 def check(maps: LBMaps, *, settled: bool = False) -> list[str]:
-    """Return the inconsistencies, one sentence each; [] when a new flow finds every service whole.
+    """Return the `inconsistencies` as sentences."""
+    return list(map(str, inconsistencies(maps, settled=settled)))
+
+
+def inconsistencies(maps: LBMaps, *, settled: bool = False) -> list[Inconsistency]:
+    """Return what does not fit together; [] when a new flow finds every service whole.
 
     Holds at any moment, also between two writes: each slot of a master exists and refers to a backend with a live path of the
     same address; a master has its reverse NAT and, with maglev, a table of such backends; its filter bit is set, and those of
@@ -40,8 +58,8 @@ def check(maps: LBMaps, *, settled: bool = False) -> list[str]:
     return found
 
 
-def without_master(maps: LBMaps) -> list[str]:
-    """Return the frontends that have entries and no slot 0, one sentence each: no packet finds them.
+def without_master(maps: LBMaps) -> list[Inconsistency]:
+    """Return the frontends that have entries and no slot 0: no packet finds them.
 
     This is normal for a moment while a frontend is written or removed: a frontend listed twice in a row is wrong.
     """
@@ -51,15 +69,13 @@ def without_master(maps: LBMaps) -> list[str]:
     lost = {group.frontend for group in view.frontends} - masters
     rows = ((frontend_codec.reverse_nat_frontend(row), ident) for (_, ident), row in view.reverse.items())
     lost |= {frontend for frontend, ident in rows if ident not in known}
-    return [f"{text}: slot 0 is missing, so no packet finds it" for text in sorted(map(L3n4Addr.with_protocol, lost))]
+    text = "slot 0 is missing, so no packet finds it"
+    return [Inconsistency(text, frontend, is_missing=True) for frontend in sorted(lost, key=L3n4Addr.with_protocol)]
 
 
 class _Frontend(Struct):
     frontend: L3n4Addr
     slots: dict[int, bytes]
-
-    def __str__(self) -> str:
-        return self.frontend.with_protocol()
 
     @property
     def master(self) -> tuple[int, int, int, int, int]:
@@ -120,7 +136,7 @@ def live_paths(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, byte
                 yield ident, bytes(window[ident * record : (ident + 1) * record])
 
 
-def _frontends(view: _MapContents) -> Iterator[str]:
+def _frontends(view: _MapContents) -> Iterator[Inconsistency]:
     for group in view.frontends:
         if 0 not in group.slots:
             continue  # no packet finds it: it is being written or removed
@@ -131,21 +147,22 @@ def _frontends(view: _MapContents) -> Iterator[str]:
             continue
         reverse = view.reverse.get((group.frontend.family, ident))
         if reverse is None or frontend_codec.reverse_nat_frontend(reverse) != group.frontend:
-            yield f"{group}: service {ident} has no reverse NAT row of its own"
+            yield Inconsistency(f"service {ident} has no reverse NAT row of its own", group.frontend, is_missing=True)
         maglev = target >> TARGET_ALGORITHM_SHIFT == Algorithm.MAGLEV.number
         if maglev and count and not ServiceFlags(flags).is_l7lb() and ident not in view.tables:
-            yield f"{group}: service {ident} selects by maglev and has no table"
+            yield Inconsistency(f"service {ident} selects by maglev and has no table", group.frontend, is_missing=True)
 
 
-def _slot(view: _MapContents, group: _Frontend, slot: int, count: int) -> Iterator[str]:
+def _slot(view: _MapContents, group: _Frontend, slot: int, count: int) -> Iterator[Inconsistency]:
     if slot not in group.slots:
-        yield f"{group}: slot {slot} of {count} selectable ones is missing"
+        yield Inconsistency(f"slot {slot} of {count} selectable ones is missing", group.frontend, is_missing=True)
         return
     ident = group.backend(slot)
-    yield from (f"{group}: slot {slot}: {text}" for text in _backend(view, ident))
+    yield from (Inconsistency(f"slot {slot}: {text}", group.frontend) for text in _backend(view, ident))
     path = view.paths.get(ident)
     if slot <= count and path and not path.flags & PathFlag.SELECTABLE:
-        yield f"{group}: slot {slot}: a new flow may select backend {ident}, whose path record takes no new flow"
+        text = f"slot {slot}: a new flow may select backend {ident}, whose path record takes no new flow"
+        yield Inconsistency(text, group.frontend)
 
 
 def _backend(view: _MapContents, ident: int) -> Iterator[str]:
@@ -158,56 +175,58 @@ def _backend(view: _MapContents, ident: int) -> Iterator[str]:
         yield f"the path of backend {ident} leads elsewhere"
 
 
-def _tables(view: _MapContents) -> Iterator[str]:
+def _tables(view: _MapContents) -> Iterator[Inconsistency]:
     members: dict[int, set[int]] = {}
     for service, table in view.tables.items():
         if id(table) not in members:
             members[id(table)] = set(memoryview(table).cast("I"))
         for ident in members[id(table)]:
-            yield from (f"maglev table of service {service}: {text}" for text in _backend(view, ident))
+            yield from (Inconsistency(f"maglev table of service {service}: {text}") for text in _backend(view, ident))
 
 
-def _filter(view: _MapContents) -> Iterator[str]:
+def _filter(view: _MapContents) -> Iterator[Inconsistency]:
     for group in view.frontends:
         if 0 in group.slots and not _bit(view, prefilter.vip_bit(group.frontend.address)):
-            yield f"{group}: the prefilter passes its packets untouched"
+            yield Inconsistency("the prefilter passes its packets untouched", group.frontend)
     for ident, path in view.paths.items():
         bits = backend_codec.local_bits(path.address, path.flags) if ident in view.backends else ()
         if any(not _bit(view, bit) for bit in bits[:1]):
-            yield f"local backend {ident}: the prefilter passes its replies untouched"
+            yield Inconsistency(f"local backend {ident}: the prefilter passes its replies untouched")
         if any(not _bit(view, bit) for bit in bits[1:]):
-            yield f"local backend {ident}: the prefilter lacks the bit for packets that clients send to it directly"
+            yield Inconsistency(
+                f"local backend {ident}: the prefilter lacks the bit for packets that clients send to it directly"
+            )
 
 
 def _bit(view: _MapContents, number: int) -> int:
     return view.filter[number >> 3] >> (number & 7) & 1
 
 
-def _leftovers(view: _MapContents) -> Iterator[str]:
+def _leftovers(view: _MapContents) -> Iterator[Inconsistency]:
     known = set()
     for group in view.frontends:
         if 0 not in group.slots:
-            yield f"{group}: slots without a master"
+            yield Inconsistency("slots without a master", group.frontend)
             continue
         _, count, ident, _, qcount = group.master
         known.add(ident)
         if extra := [slot for slot in group.slots if slot > count + qcount]:
-            yield f"{group}: {len(extra)} slots beyond {count + qcount}"
+            yield Inconsistency(f"{len(extra)} slots beyond {count + qcount}", group.frontend)
     for ident in view.paths.keys() - view.backends.keys():
         number = view.paths[ident].extra_snat
         if not number:
-            yield f"path of backend {ident}, which does not exist"
+            yield Inconsistency(f"path of backend {ident}, which does not exist")
         elif not _is_same_backend(view.paths[ident], view.paths.get(ident - number * view.extra_snat_stride)):
-            yield f"path {ident} of extra SNAT address {number}, whose backend does not exist"
+            yield Inconsistency(f"path {ident} of extra SNAT address {number}, whose backend does not exist")
     for ident in view.backends.keys() - view.paths.keys():
-        yield f"backend {ident} has no live path"
+        yield Inconsistency(f"backend {ident} has no live path")
     for kind, ids in (
         ("reverse NAT row", {ident for _, ident in view.reverse}),
         ("maglev table", set(view.tables)),
         ("source range", view.ranges),
         ("affinity match", {service for service, _ in view.affinity}),
     ):
-        yield from (f"{kind} of service {ident}, which does not exist" for ident in sorted(ids - known))
+        yield from (Inconsistency(f"{kind} of service {ident}, which does not exist") for ident in sorted(ids - known))
 
 
 def _is_same_backend(path: backend_codec.PathRecord, other: backend_codec.PathRecord | None) -> bool:
@@ -215,13 +234,13 @@ def _is_same_backend(path: backend_codec.PathRecord, other: backend_codec.PathRe
     return other is not None and not other.extra_snat and (other.address, other.port, other.protocol) == ends
 
 
-def _verdicts(maps: LBMaps) -> Iterator[str]:
+def _verdicts(maps: LBMaps) -> Iterator[Inconsistency]:
     for name in ("lb4_source_range", "lb6_source_range"):
         if odd := sum(value[0] in (SOURCE_RANGE_LETS_IN, SOURCE_RANGE_KEEPS_OUT) for _, value in maps.items(name)):
-            yield f"{odd} entries of {name} are left over from an interrupted change of rules"
+            yield Inconsistency(f"{odd} entries of {name} are left over from an interrupted change of rules")
 
 
-def _affinity(view: _MapContents) -> Iterator[str]:
+def _affinity(view: _MapContents) -> Iterator[Inconsistency]:
     matches: dict[int, set[int]] = {}
     for service, backend in view.affinity:
         matches.setdefault(service, set()).add(backend)
@@ -232,4 +251,4 @@ def _affinity(view: _MapContents) -> Iterator[str]:
         sticky = flags & ServiceFlags.SESSION_AFFINITY
         wanted = {group.backend(slot) for slot in range(1, count + 1) if slot in group.slots} if sticky else set()
         if wanted != matches.get(ident, set()):
-            yield f"{group}: affinity matches of service {ident} are not its backends"
+            yield Inconsistency(f"affinity matches of service {ident} are not its backends", group.frontend)

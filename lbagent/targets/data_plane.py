@@ -26,6 +26,7 @@ from lbagent.model.check import CheckGroup
 from lbagent.model.family import Family
 from lbagent.model.state import State
 from lbagent.net.snapshot import NodeNetwork
+from lbagent.render.renderer_types import Difference
 from lbagent.sync.target_protocol import Target
 
 Traffic = tuple[int, int]  # packets, bytes
@@ -266,8 +267,15 @@ class DataPlane(ServedState, Protocol):
         It holds for the moment of this call. Blocks; raises KernelError.
         """
 
-    async def verify(self) -> Sequence[str]:
-        """Return in what the data plane differs from what was written and is wanted, one sentence each. Raises KernelError."""
+    async def verify(self) -> Sequence[Difference]:
+        """Return in what the data plane differs from what was written and is wanted. Raises LbError, OSError."""
+
+    async def repair(self) -> Sequence[Difference]:
+        """Return what `verify` returns, and have it written again by the next pass. Raises LbError, OSError."""
+
+    @property
+    def difference_count(self) -> int:
+        """How many differences the last comparison found: that of a command, or the one of every minute."""
 
 
 class AddressEntries(Protocol):

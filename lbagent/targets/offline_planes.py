@@ -7,12 +7,13 @@ A module of `SHIPPED` may have these functions; one without them has nothing of 
   first, when no agent can start any more. Raises Conflict while an agent runs;
 - `text_of(config, settings, state, form)`: what it would put in force, in one of its TEXT_FORMS, and
   `not_served(config, settings, state)`: what of Services it cannot do, one sentence each;
+- `compared(config, settings, state, repair=...)`: in what it differs from a State, and what is left of that after a repair;
 - `left_serving(config)`: what serves without an agent, pairs of a word and a text for `lbagent status`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from lbagent.errors import ConfigError, Unsupported
 from lbagent.model.check import Check, CheckGroup
 from lbagent.model.state import State
 from lbagent.render.renderer_names import SHIPPED, Unavailable, reason_of_plug_in
+from lbagent.render.renderer_types import Difference
 from lbagent.targets.renderers import chosen
 
 Remover = Callable[[Config, Callable[[], None]], list[str]]
@@ -96,6 +98,29 @@ def text_of(config: Config, state: State, form: str = "") -> RenderedText:
     settings = RendererSettings(each.settings, each.family)
     text = module.text_of(config, settings, state, form or module.TEXT_FORMS[0])
     return RenderedText(text, module.not_served(config, settings, state))
+
+
+class Compared(NamedTuple):
+    """In what a data plane differs from a State, and what is left of that after a repair."""
+
+    name: str
+    found: Sequence[Difference]
+    left: Sequence[Difference]
+
+
+def compared(config: Config, state: State, *, repair: bool) -> Compared:
+    """Compare the one data plane of --renderer with a State, without an agent.
+
+    Raises ConfigError, NotFound where it has nothing in force, AgentUnreachable where only an agent repairs it.
+    """
+    each, *more = chosen(config)
+    module = import_module(SHIPPED[each.name]) if each.is_shipped else None
+    if more or not hasattr(module, "compared"):
+        able = ", ".join(known.NAME for known in _modules_with("compared"))
+        raise ConfigError(f"--renderer {' '.join(config.renderer)}: without an agent, name one of these: {able}")
+    assert module is not None
+    found, left = module.compared(config, RendererSettings(each.settings, each.family), state, repair=repair)
+    return Compared(each.name, found, left)
 
 
 def left_serving(config: Config) -> list[tuple[str, str]]:

@@ -20,6 +20,7 @@ from lbagent.model.family import Family
 from lbagent.model.ids import SERVICE_ID_LIMIT, IdAllocator, IdAssigner
 from lbagent.model.state import State, next_generation
 from lbagent.net.snapshot import EMPTY, NodeNetwork
+from lbagent.render.renderer_types import Difference
 from lbagent.sync.backoff import Failure
 from lbagent.sync.failures import Failures
 from lbagent.sync.target_protocol import Desired
@@ -219,6 +220,12 @@ class PlainPlane:
         del family
         return lambda _cookie, _backend: None
 
-    async def verify(self) -> Sequence[str]:
+    difference_count = 0
+
+    async def verify(self) -> Sequence[Difference]:
+        """Nothing can differ."""
+        return ()
+
+    async def repair(self) -> Sequence[Difference]:
         """Nothing can differ."""
         return ()

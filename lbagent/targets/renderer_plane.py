@@ -122,7 +122,6 @@ class RendererPlane(PlainPlane):
         """
         super().__init__(config)
         self.name = name
-        self.differences: Sequence[Difference] = ()  # that `verify` found last
         self._factory, self._settings = factory, settings
         self._shared, self._surroundings = calls, surroundings
         self._must_work, self._family, self._on_translates = must_work, family, on_translates
@@ -238,10 +237,9 @@ class RendererPlane(PlainPlane):
     async def _repair(self) -> None:
         """Have everything written again where something differs. A State that comes meanwhile ends it."""
         with suppress(LbError, OSError):
-            if found := await self.find_differences():
+            if found := await self.repair():
                 facts = {"renderer": self.name, "differences": len(found), "first": str(found[0])}
                 log.warning("a renderer repairs what another program changed", extra=facts)
-                self.request_resync()
 
     def request_resync(self) -> None:
         """Have everything written again."""
@@ -259,12 +257,18 @@ class RendererPlane(PlainPlane):
             found: Any = await self._call("verify", lambda renderer: renderer.verify(snapshot))
         if not isinstance(found, (list, tuple)) or not all(isinstance(each, Difference) for each in found):
             raise RendererError(f"renderer {self.name}: verify returned {found!r:.80}, no list of Difference")
-        self.differences = tuple(found)
-        return self.differences
+        self.difference_count = len(found)
+        return tuple(found)
 
-    async def verify(self) -> Sequence[str]:
-        """Return the differences as sentences."""
-        return [str(each) for each in await self.find_differences()]
+    async def verify(self) -> Sequence[Difference]:
+        """Return in what the system differs from what is in force. Raises LbError, OSError."""
+        return await self.find_differences()
+
+    async def repair(self) -> Sequence[Difference]:
+        """Have everything written again where something differs."""
+        if found := await self.find_differences():
+            self.request_resync()
+        return found
 
 
 def _unavailable(name: str, error: LbError | OSError) -> LbError:

@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from lbagent.announce.bgp.speaker import BgpPeerRow
 from lbagent.api.agent_status import MapUsage, SourceStatus, Status
 from lbagent.api.backend_requests import BackendRequests
-from lbagent.api.capabilities import bgp, metrics, node_backends, services, status, sync
+from lbagent.api.capabilities import bgp, data_planes, metrics, node_backends, services, status, sync
 from lbagent.api.capabilities.sync import SyncParts
 from lbagent.api.capability import Bound, bind
 from lbagent.api.drains import DrainRow, Drains
@@ -29,6 +30,7 @@ from lbagent.model.cooperative import run_whole
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import SVC, Algorithm, ServiceName, SVCTrafficPolicy, SVCType
 from lbagent.model.state import State
+from lbagent.render.renderer_types import Difference
 from lbagent.sources.operator import KeptDrain
 from lbagent.targets.data_plane import EgressOf, EgressPath, FlowCounts
 
@@ -104,7 +106,9 @@ class Agent:
         self.clusterips_are_reached = False
         self.pieces: Iterable[str] = ["lbagent_ready 1\n", "lbagent_generation 3\n"]
         self.problems: list[str] = []
-        self.differences: list[str] = []
+        self.name = "bpf"  # of the data plane
+        self.differences: list[Difference] = []
+        self.repairs = True  # `repair` repairs
         self.said_pods: list[str] = []
         self.pods: dict[str, list[L3n4Addr]] = {
             "shop/web-0": [L3n4Addr.parse("10.0.0.9:8080/TCP"), L3n4Addr.parse("10.0.0.10:8080/TCP")]
@@ -223,8 +227,14 @@ class Agent:
             await self.changed.wait()
         return self.current.generation
 
-    async def verify(self) -> Sequence[str]:
+    async def verify(self) -> Sequence[Difference]:
         return self.differences
+
+    async def repair(self) -> Sequence[Difference]:
+        found = self.differences
+        if self.repairs:
+            self.differences = []
+        return found
 
     def capabilities(self) -> list[Bound]:
         """Bind the rows to this agent."""
@@ -232,6 +242,7 @@ class Agent:
         return [
             bind(status.CAPABILITY, view),
             bind(sync.CAPABILITY, SyncParts(view, view, ())),
+            bind(data_planes.CAPABILITY, cast("Any", [SimpleNamespace(target=view)])),
             bind(bgp.CAPABILITY, view),
             bind(services.CAPABILITY, ServedServices(view, lambda: self.clusterips_are_reached)),
             bind(node_backends.CAPABILITY, BackendRequests(view, view, self.drain_follower)),

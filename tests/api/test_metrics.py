@@ -124,9 +124,15 @@ def bound(
     rows = [bind(status.CAPABILITY, agent), bind(sync.CAPABILITY, SyncParts(plane, loop, cast("Any", sources)))]
     runners: list[Any] = [
         SimpleNamespace(
-            target=SimpleNamespace(name=name, ready=is_ready), failure=failure, failures=failures, applied_s=0.5
+            target=SimpleNamespace(name=name, ready=is_ready, difference_count=differences),
+            failure=failure,
+            failures=failures,
+            applied_s=0.5,
         )
-        for name, is_ready, failure, failures in (("bpf", IS_SET, None, 0), ("mine", IS_SET, "it failed", 3))
+        for name, is_ready, failure, failures, differences in (
+            ("bpf", IS_SET, None, 0, 2),
+            ("mine", IS_SET, "it failed", 3, 0),
+        )
     ]
     rows.append(bind(data_planes.CAPABILITY, runners))
     if progress is not None:

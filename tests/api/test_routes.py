@@ -14,6 +14,7 @@ from lbagent.api.capabilities import CAPABILITIES, capability, every_capability,
 from lbagent.api.capability import Bound, ListedFields, Route, bind
 from lbagent.api.client import AgentClient
 from lbagent.api.named_backends import NamedBackends
+from lbagent.api.plane_differences import RepairRequest
 from lbagent.api.server import ApiServer
 from lbagent.api.sync_answers import Generation
 from lbagent.errors import NotFound
@@ -48,7 +49,7 @@ def test_records_and_handlers(route: Route[Any]) -> None:
     """Records are there; an answer takes the part, and the query or the body."""
     if route.body:
         assert route.method == "PUT"
-        assert issubclass(record_of(route.body), NamedBackends)
+        assert issubclass(record_of(route.body), (NamedBackends, RepairRequest))
     assert (
         isinstance(route.record, ListedFields) or route.is_text or issubclass(record_of(route.record), msgspec.Struct)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.path_info import PathInfo
+from lbagent.render.renderer_types import Difference
 from lbagent.targets.bpf import dry_run
 from lbagent.targets.bpf.apply import apply
 from lbagent.targets.bpf.plan import plan
@@ -125,15 +127,59 @@ def test_verify_finds_a_frontend_without_its_slot_0(lb: Run, bpffs: Path) -> Non
         key = next(key for key, _ in maps.items("lb4_service") if key[:8] == bytes((10, 96, 0, 1, 0, 80, 0, 0)))
         maps.delete_many("lb4_service", [key])
     done = lb("verify", "--bpffs", str(bpffs))
-    assert (done.code, done.out) == (1, "10.96.0.1:80/TCP: slot 0 is missing, so no packet finds it\n")
+    assert (done.code, done.out) == (1, "bpf: 10.96.0.1:80/TCP: missing: slot 0 is missing, so no packet finds it\n")
+
+
+CHANGED = MANIFEST.replace("10.244.1.1", "10.244.1.77", 1)
+
+
+def test_verify_compares_with_manifests(lb: Run, bpffs: Path, tmp_path: Path) -> None:
+    """Without an agent: each Service that the maps lack, hold too much, or have otherwise, is named; nothing is changed."""
+    folder = tmp_path / "manifests"
+    words = ["verify", "-f", str(folder), "--bpffs", str(bpffs)]
+    assert lb(*words) == (0, "", "")
+    before = lb("map", "dump", "--bpffs", str(bpffs)).out
+    (folder / "a.yaml").write_text(FIRST)
+    done = lb(*words)
+    assert (done.code, done.out) == (1, "bpf: default/a 10.96.0.99:80/TCP: missing: the maps have no entry of it\n")
+    (folder / "a.yaml").unlink()
+    (folder / "web.yaml").write_text(CHANGED)
+    rows = json.loads(lb(*words, "-o", "json").out)
+    assert {(row["renderer"], row["service"], row["kind"], row["repaired"]) for row in rows} == {
+        ("bpf", "shop/web", "differs", False)
+    }
+    assert "10.96.0.1:80/TCP" in {row["frontend"] for row in rows}
+    assert all(
+        "no backend 10.244.1.77" in row["detail"] and "no object has backend 10.244.1.1:" in row["detail"]
+        for row in rows
+    )
+    (folder / "web.yaml").write_text(FIRST)
+    found = {(row["service"], row["frontend"], row["kind"]) for row in json.loads(lb(*words, "-o", "json").out)}
+    assert ("default/a", "10.96.0.99:80/TCP", "missing") in found
+    assert (None, "10.96.0.1:80/TCP", "stale") in found
+    assert lb("map", "dump", "--bpffs", str(bpffs)).out == before
+    assert lb(*words, "--repair").code == 5, "only an agent repairs maps"
+    assert lb("verify", "-f", str(folder), "--bpffs", str(bpffs / "none")).code == 3
+    assert lb(*words, "--renderer", "noname").code == 3
+    assert lb(*words, "--renderer", "record").code == 2
+
+
+def test_verify_names_the_service_of_a_frontend(lb: Run, bpffs: Path, agent: Agent) -> None:
+    """The maps have no names: the agent has them. 10.96.0.10:80/TCP is shop/web there (tests/api/serving.py)."""
+    with KernelMaps.open(bpffs, create=False) as maps:
+        maps.put_many("lb4_reverse_nat", [(struct.pack("=I", 300), bytes((10, 96, 0, 10, 0, 80, 6, 0)))])
+    agent.bpffs = str(bpffs)
+    done = lb("verify")
+    text = "slot 0 is missing, so no packet finds it"
+    assert (done.code, done.out) == (1, f"bpf: shop/web 10.96.0.10:80/TCP: missing: {text}\n")
 
 
 def test_verify_says_what_the_agent_finds(lb: Run, bpffs: Path, agent: Agent) -> None:
     """An agent with these pins has their desired content; an agent with other pins gets no request."""
     agent.bpffs = str(bpffs)
-    agent.differences = ["the path of backend 1 (10.244.1.1:8080/TCP) is not what its node and route ask for"]
+    agent.differences = [Difference("differs", "the path of backend 1 (10.244.1.1:8080/TCP)")]
     done = lb("verify")
-    assert (done.code, done.out) == (1, agent.differences[0] + "\n")
+    assert (done.code, done.out) == (1, "bpf: differs: the path of backend 1 (10.244.1.1:8080/TCP)\n")
     agent.bpffs = "/elsewhere"
     assert lb("verify", "--bpffs", str(bpffs)).code == 0
 

@@ -9,6 +9,7 @@ import pytest
 
 from lbagent.cli.main import run
 from lbagent.kernel import features
+from lbagent.render.renderer_types import Difference
 from tests.api.serving import Agent
 from tests.cli.conftest import Run
 
@@ -38,10 +39,41 @@ def test_table_and_names(capsys: pytest.CaptureFixture[str]) -> None:
 def test_verify_asks_an_agent_whose_data_plane_has_no_maps(lb: Run, agent: Agent, tmp_path: Path) -> None:
     missing = str(tmp_path / "none")
     assert lb("verify", "--bpffs", missing) == (0, "", "")
-    agent.differences = ["the chain of 10.96.0.1:80/TCP is missing"]
-    assert lb("verify", "--bpffs", missing) == (1, agent.differences[0] + "\n", "")
+    agent.name, agent.differences = "nftables", [Difference("missing", "its chain", "shop/web", "10.96.0.1:80/TCP")]
+    assert lb("verify", "--bpffs", missing) == (1, "nftables: shop/web 10.96.0.1:80/TCP: missing: its chain\n", "")
     agent.bpffs = "/elsewhere"
     assert lb("verify", "--bpffs", missing).code == 3
+
+
+def test_verify_repairs(lb: Run, agent: Agent) -> None:
+    """What a second look does not find any more is repaired; else the exit code is 1."""
+    agent.name, agent.differences = "nftables", [Difference("stale", "chain x")]
+    row = {
+        "renderer": "nftables",
+        "service": None,
+        "frontend": None,
+        "kind": "stale",
+        "detail": "chain x",
+        "repaired": False,
+    }
+    found = lb("verify", "--renderer", "nftables", "-o", "json")
+    assert (found.code, json.loads(found.out)) == (1, [row | {"difference": "stale: chain x"}])
+    assert lb("verify", "--repair") == (0, "nftables: stale: chain x (repaired)\n", "")
+    assert lb("verify", "--repair") == (0, "", "")
+
+
+def test_verify_of_a_data_plane_that_is_not_there(lb: Run, agent: Agent) -> None:
+    agent.name = "nftables"
+    done = lb("verify", "--renderer", "record")
+    assert (done.code, done.err) == (3, "error: renderer 'record' is none of this agent's: it has nftables\n")
+    done = lb("verify", "--renderer", "noname")
+    assert (done.code, done.out) == (3, "")
+    assert "there are bpf, nftables, record, none" in done.err
+
+
+def test_verify_that_needs_an_agent(lb: Run, no_agent: None) -> None:
+    assert lb("verify", "--renderer", "nftables").code == 5
+    assert lb("verify", "--repair").code == 5
 
 
 def test_status_without_an_agent_shows_what_serves(lb: Run, no_agent: None, tmp_path: Path) -> None:

@@ -178,8 +178,10 @@ async def test_differences_are_found_and_repaired(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(renderer_plane, "VERIFY_INTERVAL_S", 60)
         await asyncio.sleep(0.1)
         renderer.differences = [Difference("missing", "it is not there", "default/s1", "10.0.0.1:80/TCP")]
-        assert await plane.verify() == ["default/s1 10.0.0.1:80/TCP: missing: it is not there"]
-        assert await plane.verify() == []
+        assert list(map(str, await plane.verify())) == ["default/s1 10.0.0.1:80/TCP: missing: it is not there"]
+        assert plane.difference_count == 1
+        assert list(await plane.verify()) == []
+        assert plane.difference_count == 0
         renderer.differences = "nothing"  # type: ignore[assignment]
         with pytest.raises(RendererError, match="verify returned 'nothing', no list of Difference"):
             await plane.verify()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CAPABILITIES: dict[str, tuple[str, ...]] = {
     "status": ("status",),
     "sync": ("verify", "wait_change"),
-    "data_planes": (),
+    "data_planes": ("differences", "repair"),
     "kube_proxy": (),
     "traffic": (),
     "bgp": ("bgp_peers",),

@@ -1,16 +1,35 @@
-"""The data planes of `--renderer`: which ones have a State in force, what failed, how long they take."""
+"""The data planes of `--renderer`: which ones have a State in force, what failed, in what they differ from it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lbagent.api.capability import Capability
+from lbagent.api.capability import Capability, Route
 from lbagent.observe.metric import Metric
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
+    from typing import Any
 
+    from lbagent.api.plane_differences import DifferenceRow, RepairRequest
     from lbagent.sync.runner import TargetRunner
+
+
+def _differences(runners: Sequence[TargetRunner], renderer: str) -> Coroutine[Any, Any, list[DifferenceRow]]:
+    from lbagent.api.plane_differences import differences
+
+    return differences(runners, renderer)
+
+
+def _repair(runners: Sequence[TargetRunner], wanted: RepairRequest) -> Coroutine[Any, Any, list[DifferenceRow]]:
+    from lbagent.api.plane_differences import repair
+
+    return repair(runners, wanted.renderer)
+
+
+def _difference_count(runner: TargetRunner) -> int:
+    return int(getattr(runner.target, "difference_count", 0))
+
 
 METRICS: tuple[Metric[Sequence[TargetRunner]], ...] = (
     Metric(
@@ -34,5 +53,36 @@ METRICS: tuple[Metric[Sequence[TargetRunner]], ...] = (
         lambda runners: (((x.target.name,), x.applied_s) for x in runners),
         ("renderer",),
     ),
+    Metric(
+        "lbagent_verify_differences",
+        "gauge",
+        "Differences of the data plane from what was written, as the last comparison found them (each minute, and `verify`).",
+        lambda runners: (((x.target.name,), _difference_count(x)) for x in runners),
+        ("renderer",),
+    ),
 )
-CAPABILITY: Capability[Sequence[TargetRunner]] = Capability(metrics=METRICS)
+CAPABILITY: Capability[Sequence[TargetRunner]] = Capability(
+    routes=(
+        Route(
+            "differences",
+            "GET",
+            "/v1/differences",
+            "lbagent.api.plane_differences:DifferenceRow",
+            "in what each data plane differs from what was written, `?renderer=NAME` one of them; empty when nothing differs",
+            _differences,
+            is_list=True,
+            query=(("renderer", ""),),
+        ),
+        Route(
+            "repair",
+            "PUT",
+            "/v1/repair",
+            "lbagent.api.plane_differences:DifferenceRow",
+            "has what differs written again; what differed, and whether it is repaired",
+            _repair,
+            is_list=True,
+            body="lbagent.api.plane_differences:RepairRequest",
+        ),
+    ),
+    metrics=METRICS,
+)

@@ -1,61 +1,157 @@
-"""`lbagent verify`: whether the kernel's maps are consistent, and match the agent's state; works without an agent."""
+"""`lbagent verify`: whether each data plane is what the objects require."""
 
 from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import click
 
 from lbagent.api.client import AgentClient
 from lbagent.cli.options import form_option, pins_option, socket_option
 from lbagent.cli.output import document
-from lbagent.errors import LbError
+from lbagent.errors import LbError, NotFound
 
 SETTLE_S = 1.0  # an entry that changes while the maps are read one after another looks inconsistent: read again
+BPF = "bpf"
+Row = dict[str, Any]  # DifferenceRow (api/plane_differences.py)
 
 
 @click.command()
 @socket_option
 @pins_option
+@click.option("--renderer", default="", metavar="NAME", help="Only this data plane (default: each one of the agent).")
+@click.option(
+    "-f",
+    "--manifests",
+    "folder",
+    default="",
+    metavar="DIR|FILE|-",
+    help="Compare with these manifests; this needs no agent. - reads stdin.",
+)
+@click.option(
+    "--node",
+    default="",
+    envvar="LBAGENT_NODE_NAME",
+    metavar="NAME",
+    help="Name of the node, with -f (default: the host's).",
+)
+@click.option(
+    "--node-ip",
+    multiple=True,
+    metavar="IP",
+    help="Address for NodePorts, with -f (repeatable; default: those of the Node object).",
+)
+@click.option("--repair", is_flag=True, help="Have what differs written again.")
 @form_option("text", "json", "yaml")
-def verify(socket: str, bpffs: str, form: str) -> int:
-    """Read the maps and name each inconsistency: slots, backends, path records, tables, the prefilter.
+def verify(
+    *, socket: str, bpffs: str, renderer: str, folder: str, node: str, node_ip: tuple[str, ...], repair: bool, form: str
+) -> int:
+    """Name each object that a data plane does not have as it must.
 
-    When the agent answers whose maps they are, it compares them with what it wrote, and the paths with its state. An agent with
-    another data plane than BPF compares that one.
+    The agent compares each of its data planes with what it wrote. BPF maps are also read here, with or without an agent: slots,
+    backends, path records, tables, the prefilter. With -f the maps, or the table of nftables, are compared with manifests.
 
-    Exit code 0: the maps are consistent; they are also during a change. 1: at least one inconsistency is named.
+    Exit code 0: nothing differs, with --repair everything is repaired. 1: at least one difference is named. 2: wrong usage. 3: no
+    such data plane. 5: this needs an agent, and none answers.
     """
-    client = AgentClient(socket)
+    if folder:
+        rows, is_good = _of_manifests(folder, renderer or BPF, node, node_ip, bpffs, repair=repair)
+    else:
+        rows, is_good = _of_agent(AgentClient(socket), renderer, bpffs, repair=repair), True
+    if form != "text":
+        document(rows, form)
+    else:
+        for row in rows:
+            click.echo(f"{row['renderer']}: {row['difference']}{' (repaired)' if row['repaired'] else ''}")
+    return int(not is_good or not all(row["repaired"] for row in rows))
+
+
+# --- with an agent, or the maps alone ---
+
+
+def _of_agent(client: AgentClient, renderer: str, bpffs: str, *, repair: bool) -> list[Row]:
+    """Return the differences that the agent finds, and those within the maps. Raises LbError."""
+    if renderer and renderer != BPF:
+        _require_known(renderer)
+        return _asked(client, renderer, repair=repair)
     pins = _pins_of(client)
+    if repair or (renderer and pins == ""):
+        return _asked(client, renderer, repair=repair)
     try:
-        found = _inconsistencies(bpffs)
+        rows = _inconsistencies(bpffs)
     except LbError:
         if pins != "":
             raise
-        found = client.verify()  # the agent's data plane has no maps
-    else:
-        found += _differences(client) if pins and os.path.realpath(pins) == os.path.realpath(bpffs) else []
-    if form != "text":
-        document([{"difference": line} for line in found], form)
-    elif found:
-        click.echo("\n".join(found))
-    return int(bool(found))
+        return _asked(client, renderer)  # the agent's data planes have no maps
+    if pins and os.path.realpath(pins) == os.path.realpath(bpffs):
+        rows = _with_services(client, rows) + _found_by(client, renderer)
+    return rows
 
 
-def _inconsistencies(bpffs: str) -> list[str]:
+def _require_known(renderer: str) -> None:
+    """Raise NotFound for a name that no data plane has."""
+    from lbagent.render.renderer_names import names
+
+    if renderer not in names():
+        raise NotFound(f"unknown renderer {renderer!r}; there are {', '.join(names())}")
+
+
+def _asked(client: AgentClient, renderer: str, *, repair: bool = False) -> list[Row]:
+    rows: list[Row] = client.repair(renderer) if repair else client.differences(renderer)
+    return rows
+
+
+def _inconsistencies(bpffs: str) -> list[Row]:
     """Return what does not fit together in the maps, read twice. Raises NotFound, KernelError."""
-    from lbagent.maps.consistency import check, without_master
+    from lbagent.maps.consistency import inconsistencies, without_master
     from lbagent.maps.kernel_maps import KernelMaps
 
     with KernelMaps.open(bpffs, create=False) as kernel:
-        found = [*check(kernel), *without_master(kernel)]
+        found = [*inconsistencies(kernel), *without_master(kernel)]
         if found:
             time.sleep(SETTLE_S)
-            again = {*check(kernel), *without_master(kernel)}
-            found = [line for line in found if line in again]
-    return found
+            again = {*inconsistencies(kernel), *without_master(kernel)}
+            found = [each for each in found if each in again]
+    return [
+        _row(
+            BPF,
+            "missing" if each.is_missing else "differs",
+            each.text,
+            None,
+            each.frontend.with_protocol() if each.frontend is not None else None,
+        )
+        for each in found
+    ]
+
+
+def _with_services(client: AgentClient, rows: list[Row]) -> list[Row]:
+    """Name the Services of frontends, which the maps do not have, as long as the agent answers."""
+    if not rows:
+        return []
+    try:
+        names = {row["frontend"]: f"{row['namespace']}/{row['name']}" for row in client.services()}
+    except LbError:
+        return rows
+    return [
+        _row(row["renderer"], row["kind"], row["detail"], names.get(row["frontend"]), row["frontend"]) for row in rows
+    ]
+
+
+def _row(
+    renderer: str, kind: str, detail: str, service: str | None, frontend: str | None, *, repaired: bool = False
+) -> Row:
+    subject = " ".join(part for part in (service, frontend) if part)
+    return {
+        "renderer": renderer,
+        "service": service,
+        "frontend": frontend,
+        "kind": kind,
+        "detail": detail,
+        "repaired": repaired,
+        "difference": ": ".join(part for part in (subject, kind, detail) if part),
+    }
 
 
 def _pins_of(client: AgentClient) -> str | None:
@@ -66,9 +162,42 @@ def _pins_of(client: AgentClient) -> str | None:
         return None
 
 
-def _differences(client: AgentClient) -> list[str]:
+def _found_by(client: AgentClient, renderer: str) -> list[Row]:
     """Return what the agent finds; nothing when it does not answer."""
     try:
-        return client.verify()
+        return _asked(client, renderer)
+    except NotFound:
+        raise
     except LbError:
         return []
+
+
+# --- with manifests ---
+
+
+def _of_manifests(
+    folder: str, renderer: str, node: str, node_ip: tuple[str, ...], bpffs: str, *, repair: bool
+) -> tuple[list[Row], bool]:
+    """Return the differences from manifests, and whether all of these were good. Raises ConfigError, NotFound, KernelError."""
+    from msgspec.structs import replace
+
+    from lbagent.agent.layer_settings import resolve_options
+    from lbagent.cli.setting_options import from_flags
+    from lbagent.sources.folder.resolve_path import resolve_path
+    from lbagent.targets.offline_planes import compared
+
+    _require_known(renderer.partition("=")[0])
+    given = {"node_name": node, "node_ip": node_ip, "renderer": (renderer,), "bpffs": bpffs}
+    config = from_flags({key: value for key, value in given.items() if value})
+    objects = resolve_path(folder, replace(resolve_options(config), keep_existing=False))
+    for message in objects.messages:
+        click.echo(str(message), err=True)
+    try:
+        done = compared(config, objects.state, repair=repair)
+    except OSError as error:
+        raise LbError(f"{renderer}: {error.strerror or error}") from error
+    rows = [
+        _row(done.name, each.kind, each.detail, each.service, each.frontend, repaired=repair and each not in done.left)
+        for each in done.found
+    ]
+    return rows, all(message.warning for message in objects.messages)

@@ -36,6 +36,7 @@ from lbagent.model.extra_snat_sources import NO_EXTRA_SNAT_SOURCES
 from lbagent.model.family import Family
 from lbagent.model.state import State
 from lbagent.net.snapshot import NodeNetwork
+from lbagent.render.renderer_types import Difference
 from lbagent.sync.backoff import Failure
 from lbagent.sync.target_protocol import Desired
 from lbagent.targets.bpf import bpf_settings, bpf_view
@@ -435,9 +436,18 @@ class BpfDataPlane:
         """Return the devices by which frames can leave."""
         return self.follower.watcher.neighbours().carriers
 
-    async def verify(self) -> Sequence[str]:
+    async def verify(self) -> Sequence[Difference]:
         """Return in what the maps differ from what was written, and the paths from those of the State."""
         return await self.target.differences()
+
+    async def repair(self) -> Sequence[Difference]:
+        """Read the maps again where they differ, and have the State written."""
+        return await self.target.resync()
+
+    @property
+    def difference_count(self) -> int:
+        """How many differences the last comparison found."""
+        return self.target.difference_count
 
 
 def prove_lost_ports(maps: KernelMaps) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lbagent.errors import LbError
+from lbagent.errors import AgentUnreachable, LbError
 from lbagent.targets.data_plane import Feature
 
 if TYPE_CHECKING:
     from lbagent.config import Config
     from lbagent.config.renderer_words import RendererSettings
     from lbagent.model.check import Check
+    from lbagent.model.state import State
+    from lbagent.render.renderer_types import Difference
     from lbagent.targets.bpf.checks.offline_context import OfflineContext
     from lbagent.targets.data_plane import AnnouncingPlane
 
@@ -55,6 +57,23 @@ def translates(config: Config) -> str:
     except (LbError, OSError):
         return ""
     return ", ".join(sorted(f"{item.hook} on {item.target.name}" for item in found))
+
+
+def compared(
+    config: Config, settings: RendererSettings, state: State, *, repair: bool
+) -> tuple[Sequence[Difference], Sequence[Difference]]:
+    """Return in what the pinned maps differ from a State, twice. Raises NotFound, KernelError, and Refused with `repair`."""
+    from lbagent.maps.kernel_maps import KernelMaps
+    from lbagent.targets.bpf.maps_compared import maps_compared
+
+    with KernelMaps.open(config.bpffs, create=False) as maps:
+        found = maps_compared(maps, state)
+    if found and repair:
+        raise AgentUnreachable(
+            "only an agent repairs maps: start `lbagent agent` with these manifests; nothing was changed"
+        )
+    del settings
+    return found, found
 
 
 def checks() -> tuple[Check[Any], ...]:

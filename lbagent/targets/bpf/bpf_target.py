@@ -14,6 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from lbagent.bpf.run.former_backends import FormerBackends
 from lbagent.errors import LbError, MapFull
 from lbagent.maps.flow_reader import Pair, udp_pairs
@@ -25,6 +27,7 @@ from lbagent.model.family import Family
 from lbagent.model.ids import IdAssigner
 from lbagent.model.service import SVC
 from lbagent.model.state import State, next_generation
+from lbagent.render.renderer_types import Difference
 from lbagent.sync.backoff import Failure
 from lbagent.sync.failures import Failures
 from lbagent.sync.target_protocol import Desired, Provenance
@@ -70,6 +73,7 @@ class BpfTarget:
         self._restored_state: State | None = None
         self._failures = Failures()
         self._largest: tuple[State, dict[str, dict[str, int]]] = (self.state, {})  # what was counted of it
+        self.difference_count = 0  # that the last comparison found
         self._unread: list[LbError] = []  # the maps could not be read again
         self._broken_off = False  # the last pass ended by an exception
         self._paths_changed = False
@@ -229,27 +233,37 @@ class BpfTarget:
             except LbError as error:
                 log.error("the maps could not be compared", extra={"error": str(error)})
 
-    async def resync(self) -> list[str]:
+    async def resync(self) -> list[Difference]:
         """Compare the maps with what was written, in slices; where they differ read them again and plan all again."""
         found = await collect(drift(self._maps, self.shadow), self._busy)
         for difference in found:
-            log.warning("the maps were changed by another process", extra={"difference": difference})
+            log.warning("the maps were changed by another process", extra={"difference": str(difference)})
         if found:
             async with self._busy:
                 self.shadow = restore(self._maps).shadow
             self.wake.set()
         wrong_paths = await self._wrong_paths()
         for difference in wrong_paths:
-            log.error("a path differs from that of the state", extra={"difference": difference})
+            log.error("a path differs from that of the state", extra={"difference": str(difference)})
         if wrong_paths:
             self.paths_changed()
-        return found + wrong_paths
+        self.difference_count = len(found) + len(wrong_paths)
+        return self._with_services(found + wrong_paths)
 
-    async def differences(self) -> list[str]:
+    async def differences(self) -> list[Difference]:
         """Return in what the maps differ from what was written, and the paths from those of the State. Raises KernelError."""
-        return await collect(drift(self._maps, self.shadow), self._busy) + await self._wrong_paths()
+        found = await collect(drift(self._maps, self.shadow), self._busy) + await self._wrong_paths()
+        self.difference_count = len(found)
+        return self._with_services(found)
 
-    async def _wrong_paths(self) -> list[str]:
+    def _with_services(self, found: Sequence[Difference]) -> list[Difference]:
+        """Name the Service of each frontend that a State has."""
+        if not found:
+            return []
+        names = {row.frontend.with_protocol(): str(row.name) for row in (*self.state.services, *self.wanted.services)}
+        return [replace(each, service=names.get(each.frontend or "")) for each in found]
+
+    async def _wrong_paths(self) -> list[Difference]:
         """Return what is wrong with the paths, when no pass has changed them, or is going to, meanwhile."""
         state = self.state
         found = await collect(path_drift(self.shadow, state, self._paths.path), self._busy)

@@ -19,6 +19,7 @@ from lbagent.model.backend import Backend
 from lbagent.model.family import Family
 from lbagent.model.path_info import PathInfo
 from lbagent.model.state import State
+from lbagent.render.renderer_types import Difference
 from lbagent.targets.bpf.backends import each_backend
 from lbagent.targets.bpf.extra_snat_paths import extra_snat_records, path_record
 from lbagent.targets.bpf.record_array import RecordArray
@@ -30,23 +31,29 @@ ENTRIES = 1024  # entries of a piece between two yields: about a millisecond
 MAX_DIFFERENCES = 20  # found before everything is read again
 
 
-async def collect(differences: Iterator[str], busy: asyncio.Lock) -> list[str]:
+Found = Iterator[Difference | None]  # None: the event loop may run other work
+
+
+async def collect(differences: Found, busy: asyncio.Lock) -> list[Difference]:
     """Return the first of the differences, looked for in slices between passes, which hold `busy`. Raises what the walk raises."""
-    found: list[str] = []
+    found: list[Difference] = []
+    end = object()
     while len(found) < MAX_DIFFERENCES:
         async with busy:
-            difference = next(differences, None)
-        if difference is None:
+            difference = next(differences, end)
+        if difference is end:
             break
-        if difference:
+        if isinstance(difference, Difference):
             found.append(difference)
         else:
             await asyncio.sleep(0)
     return found
 
 
-def drift(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
-    """Yield a sentence for each difference between the maps and the Shadow, and "" wherever the event loop may run other work.
+def drift(maps: LBMaps, shadow: Shadow) -> Found:
+    """Yield each difference between the maps and the Shadow, and None wherever the event loop may run other work.
+
+    `service` of a difference is None: the Shadow has frontends alone.
 
     Plans may be applied between two yields: a difference is reported only when it is still there at a second look. Of Maglev
     tables only their services are read: they are swapped whole or not at all. Raises KernelError.
@@ -59,8 +66,8 @@ def drift(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
     yield from _filter(maps, shadow)
 
 
-def path_drift(shadow: Shadow, state: State, paths: Callable[[Backend], PathInfo]) -> Iterator[str]:
-    """Yield a sentence for each path record that is not what the State and the network ask for; "" as `drift` does.
+def path_drift(shadow: Shadow, state: State, paths: Callable[[Backend], PathInfo]) -> Found:
+    """Yield each path record that differs from what the State and the network require; None as `drift` does.
 
     Plans take up what changes; this finds what one of them missed.
     """
@@ -73,12 +80,17 @@ def path_drift(shadow: Shadow, state: State, paths: Callable[[Backend], PathInfo
             wanted = path_record(backend, info, record, selectable=bool(flags & PathFlag.SELECTABLE))
             extra_snat = extra_snat_records(shadow, backend.address.family, backend.id, wanted, info)
             if wanted != record or any(extra_snat):
-                yield f"the path of backend {backend.id} ({backend.address.with_protocol()}) is not what its node and route ask for"
+                name = backend.address.with_protocol()
+                yield _differs(f"the path of backend {backend.id} ({name}) is not what its node and route require")
         if number % SLICE == 0:
-            yield ""
+            yield None
 
 
-def _services(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
+def _differs(detail: str, frontend: L3n4Addr | None = None, kind: str = "differs") -> Difference:
+    return Difference(kind, detail, None, frontend.with_protocol() if frontend is not None else None)
+
+
+def _services(maps: LBMaps, shadow: Shadow, family: Family) -> Found:
     name = family_map(family, "service")
     entries = [item for item in shadow.frontends.items() if item[0].family == family]
     sums: dict[bytes, int] = {}
@@ -89,18 +101,21 @@ def _services(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
             part = key[:-6] + key[-4:]
             sums[part] = sums.get(part, 0) ^ hash((key, values[i * width : (i + 1) * width]))
             if i % ENTRIES == 0:
-                yield ""
+                yield None
     for number, (frontend, entry) in enumerate(entries):
         head, tail = frontend_codec.service_key_parts(frontend)
         unchanged = shadow.frontends.get(frontend) is entry  # else a plan wrote it while we read
         if sums.pop(head + tail, 0) != _sum(frontend, entry) and unchanged:
-            yield f"{frontend.with_protocol()} in {name} is not what was written"
+            if maps.get(name, frontend_codec.service_key(frontend, 0)) is None:
+                yield _differs(f"{name} has no slot 0 of it", frontend, "missing")
+            else:
+                yield _differs(f"what {name} has of it is not what was written", frontend)
         if number % SLICE == 0:
-            yield ""
+            yield None
     for part in sums:
         stranger = frontend_codec.frontend_of(part)
         if stranger not in shadow.frontends and maps.get(name, frontend_codec.service_key(stranger, 0)) is not None:
-            yield f"{stranger.with_protocol()} is in {name} and was not put there"
+            yield _differs(f"it is in {name}, and the agent did not write it", stranger, "stale")
 
 
 def _sum(frontend: L3n4Addr, entry: ShadowFrontend) -> int:
@@ -110,7 +125,7 @@ def _sum(frontend: L3n4Addr, entry: ShadowFrontend) -> int:
     return total
 
 
-def _rows(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
+def _rows(maps: LBMaps, shadow: Shadow, family: Family) -> Found:
     name, rows = family_map(family, "backend"), shadow.backend_rows[family]
     seen = bytearray(rows.count)
     for keys, values, _ in maps.batches(name):
@@ -121,30 +136,30 @@ def _rows(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
             if value != rows.get(ident):
                 yield from _row_again(maps, rows, name, ident)
             if i % ENTRIES == 0:
-                yield ""
+                yield None
     for ident in rows.used():
         if not seen[ident]:
             yield from _row_again(maps, rows, name, ident)
 
 
-def _row_again(maps: LBMaps, rows: RecordArray, name: str, ident: int) -> Iterator[str]:
+def _row_again(maps: LBMaps, rows: RecordArray, name: str, ident: int) -> Found:
     if (maps.get(name, U32.pack(ident)) or bytes(rows.record)) != rows.get(ident):
-        yield f"backend {ident} in {name} is not what was written"
+        yield _differs(f"backend {ident} in {name} is not what was written")
 
 
-def _paths(maps: LBMaps, shadow: Shadow, family: Family) -> Iterator[str]:
+def _paths(maps: LBMaps, shadow: Shadow, family: Family) -> Found:
     name, paths = family_map(family, "path"), shadow.paths[family]
     size = paths.record * paths.count
     for start in range(0, size, PIECE):
         length = min(PIECE, size - start)
         with maps.window(name, start, length) as window:
             if window != paths.memory[start : start + length]:
-                yield f"{name} is not what was written"
+                yield _differs(f"{name} is not what was written")
                 return
-        yield ""
+        yield None
 
 
-def _sets(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
+def _sets(maps: LBMaps, shadow: Shadow) -> Found:
     """Compare the maps of which every entry belongs to a frontend: also what is there of none is a difference."""
     wanted: dict[str, set[bytes]] = {"lb_affinity_match": set(), "lb4_source_range": set(), "lb6_source_range": set()}
     ids: dict[str, set[int]] = {
@@ -169,16 +184,16 @@ def _sets(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
                 wanted[map_name].add(key + frontend_codec.PRESENT)
         current = shadow.frontends.get(frontend) is entry
         if rows.reverse and current and maps.get(name, U32.pack(rows.id)) != rows.reverse:
-            yield f"{frontend.with_protocol()}: {name} is not what was written"
+            yield _differs(f"its row in {name} is not what was written", frontend)
         if number % SLICE == 0:
-            yield ""
+            yield None
     for family in Family:
         yield from _reverse_rows(maps, family_map(family, "reverse_nat"), ids)
     if len(entries) == len(shadow.frontends) and all(shadow.frontends.get(f) is e for f, e in entries.items()):
         yield from _others(maps, wanted, ids)  # at once: no plan is applied meanwhile
 
 
-def _reverse_rows(maps: LBMaps, name: str, ids: dict[str, set[int]]) -> Iterator[str]:
+def _reverse_rows(maps: LBMaps, name: str, ids: dict[str, set[int]]) -> Found:
     """Leave in `ids` the services with a row that no frontend has."""
     found: set[int] = set()
     for keys, values, count in maps.batches(name):
@@ -187,27 +202,27 @@ def _reverse_rows(maps: LBMaps, name: str, ids: dict[str, set[int]]) -> Iterator
             if values[i * size : (i + 1) * size].strip(b"\0"):
                 found.add(ident)
             if i % ENTRIES == 0:
-                yield ""
-        yield ""
+                yield None
+        yield None
     ids[name] = found - ids[name]
 
 
-def _others(maps: LBMaps, wanted: Mapping[str, set[bytes]], ids: Mapping[str, set[int]]) -> Iterator[str]:
+def _others(maps: LBMaps, wanted: Mapping[str, set[bytes]], ids: Mapping[str, set[int]]) -> Found:
     """Name what is there and was not put there, or the other way round."""
     for name, keys in wanted.items():
         if {key + value for key, value in maps.items(name)} != keys:
-            yield f"{name} is not what was written"
+            yield _differs(f"{name} is not what was written")
     for name, numbers in ids.items():
         if maps.specs[name].role is MapRole.MAGLEV:
             wrong = maps.maglev_ids(name) ^ numbers
         else:
             wrong = {ident for ident in numbers if (maps.get(name, U32.pack(ident)) or b"").strip(b"\0")}
         for ident in sorted(wrong):
-            yield f"{name}: what is there of service {ident} is not what was written"
+            yield _differs(f"{name}: what is there of service {ident} is not what was written")
 
 
-def _filter(maps: LBMaps, shadow: Shadow) -> Iterator[str]:
+def _filter(maps: LBMaps, shadow: Shadow) -> Found:
     with maps.window("lb_filter", 0, len(shadow.filter)) as window:
         same = window == shadow.filter[:]
     if not same:
-        yield "lb_filter is not what was written"
+        yield _differs("lb_filter is not what was written")

@@ -23,6 +23,7 @@ from lbagent.model.service import ServiceName
 from lbagent.model.state import State, next_generation
 from lbagent.net.paths import is_pod_device
 from lbagent.net.snapshot import NodeNetwork
+from lbagent.render.renderer_types import Difference
 from lbagent.sync.target_protocol import Desired, Provenance
 from lbagent.targets.data_plane import Feature, Flow, FlowCounts
 from lbagent.targets.forwarding_checks import FORWARDING_OFF
@@ -189,15 +190,12 @@ class NftPlane(PlainPlane):
             await asyncio.sleep(self.config.resync_interval)
             await self.ready.wait()
             try:
-                found = await self.verify() if await self.writer.is_touched() else ()
+                found = await self.repair() if await self.writer.is_touched() else ()
             except (LbError, OSError) as error:
                 log.error("the table could not be compared", extra={"error": str(error)})
                 continue
             for difference in found:
-                log.warning("the table was changed by another process", extra={"difference": difference})
-            if found:
-                self.writer.lose_sync()
-                self.wake.set()
+                log.warning("the table was changed by another process", extra={"difference": str(difference)})
 
     # --- what it shows ---
 
@@ -233,9 +231,18 @@ class NftPlane(PlainPlane):
                 some = []
         yield some
 
-    async def verify(self) -> Sequence[str]:
-        """Return in what the table differs from what was written, one sentence each. Raises OSError."""
-        return [str(each) for each in await self.writer.differences()]
+    async def verify(self) -> Sequence[Difference]:
+        """Return in what the table differs from what was written. Raises NotOurs, OSError."""
+        found = await self.writer.differences()
+        self.difference_count = len(found)
+        return found
+
+    async def repair(self) -> Sequence[Difference]:
+        """Have the table compared and written again, where it differs."""
+        if found := await self.verify():
+            self.writer.lose_sync()
+            self.wake.set()
+        return found
 
 
 class _ForwardingNode:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from lbagent.targets.data_plane import Feature
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from lbagent.config import Config
     from lbagent.config.renderer_words import RendererSettings
     from lbagent.model.state import State
+    from lbagent.render.renderer_types import Difference
     from lbagent.render.service_renderer import ServiceRenderer
     from lbagent.targets.data_plane import DataPlane
 
@@ -67,6 +68,17 @@ def not_served(config: Config, settings: RendererSettings, state: State) -> list
     place = NodePlace(config.name_of_node, config.pod_device, node_ips=config.node_addresses)
     found = unsupported(state.services, place, table_settings(_with_family(settings), config))
     return [f"{name}: {reason}" for name, reason in found]
+
+
+def compared(
+    config: Config, settings: RendererSettings, state: State, *, repair: bool
+) -> tuple[Sequence[Difference], Sequence[Difference]]:
+    """Return in what the table differs from a State, and with `repair` what is left. Raises LbError, OSError."""
+    from lbagent.targets.nftables.nft_settings import table_settings
+    from lbagent.targets.nftables.table_compared import table_compared
+
+    table = table_settings(_with_family(settings), config)
+    return table_compared(table, config.name_of_node, config.pod_device, state, repair=repair)
 
 
 def _with_family(settings: RendererSettings) -> dict[str, str]:

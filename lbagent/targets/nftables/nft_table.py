@@ -149,6 +149,11 @@ class NftTable:
         names = dict.fromkeys(row.chain for row in self._kernel.rules(self.name))
         return sorted((name for name in names if name not in chains), key=lambda name: -name.count("-"))
 
+    def missing_chains(self, chains: Mapping[str, Chain]) -> list[str]:
+        """Return the chains with rules of which the table has none. Raises OSError."""
+        there = {row.chain for row in self._kernel.rules(self.name)}
+        return sorted(name for name, chain in chains.items() if chain.rules and name not in there)
+
     def forget_clients(self, stale: Collection[tuple[bytes, bytes]]) -> int:
         """Delete the clients that affinity leads from a frontend to a backend; return how many. Raises OSError."""
         count = 0

@@ -191,6 +191,20 @@ class NftWriter:
             there = await asyncio.to_thread(self.table.read)
             return [*found, *findings(there, self.with_refused(self.rules.elements()))]
 
+    async def compared_with(self, services: Mapping[ServiceName, Rows]) -> list[Difference]:
+        """Return in what the table differs from these Services, of which nothing is written. Raises NotOurs, OSError."""
+        rules = RuleSet(self.settings, self.place.is_local)
+        rules.set_devices(self.place.devices)
+        for name, rows in services.items():
+            rules.update(name, rows)
+        async with self._busy:
+            if not self.table.exists():
+                return [Difference("missing", f"table inet {self.table.name} is not there")]
+            chains, there = rules.chains(), await asyncio.to_thread(self.table.read)
+            found = [Difference("stale", f"chain {name}") for name in self.table.other_chains(chains)]
+            found += [Difference("missing", f"chain {name}") for name in self.table.missing_chains(chains)]
+            return [*found, *findings(there, rules.elements())]
+
     def with_refused(self, elements: Elements) -> Elements:
         """Return wanted elements with those of removed frontends that are refused for a while."""
         return self._removed.added_to(elements)

@@ -278,7 +278,8 @@ def test_a_failure_at_any_write_is_named_and_made_good(number):
 
 def unknown(node: Node) -> list[str]:
     """Return where the maps are not what the Shadow says; half a path record that no program reads yet is no difference."""
-    return [line for line in drift(node.maps, node.shadow) if line and "_path is not" not in line]
+    found = drift(node.maps, node.shadow)
+    return [str(each) for each in found if each and "_path is not" not in each.detail]
 
 
 @pytest.mark.parametrize("number", range(70))

@@ -21,6 +21,7 @@ from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
 from lbagent.model.path_info import PathInfo
 from lbagent.model.state import State
+from lbagent.render.renderer_types import Difference
 from lbagent.sync import backoff, failures
 from lbagent.sync.target_protocol import Desired, Provenance
 from lbagent.targets.bpf.bpf_target import BpfTarget
@@ -183,7 +184,7 @@ async def test_the_maps_are_looked_at_from_time_to_time_once_it_is_ready(caplog:
     target.resync_s = 0.001
     looks: list[bool] = []
 
-    async def resync() -> list[str]:
+    async def resync() -> list[Difference]:
         looks.append(target.ready.is_set())
         if len(looks) == 2:
             raise KernelError("look up", errno.EPERM, "lb4_service")

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from lbagent.maps.consistency import check
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.service import CIDR
+from lbagent.render.renderer_types import Difference
 from lbagent.targets.bpf import drift as drift_module
 from lbagent.targets.bpf.backends import each_backend
 from lbagent.targets.bpf.drift import MAX_DIFFERENCES, collect, drift, path_drift
@@ -23,7 +24,7 @@ RANGES = (CIDR.parse("10.0.0.0/8"),)
 
 
 def found(node: Node) -> list[str]:
-    return [line for line in drift(node.maps, node.shadow) if line]
+    return [str(each) for each in drift(node.maps, node.shadow) if each]
 
 
 def slot(number: int) -> bytes:
@@ -33,11 +34,14 @@ def slot(number: int) -> bytes:
 @pytest.mark.parametrize(
     ("deed", "sentence"),
     [
-        (lambda maps: maps.delete_many("lb4_service", [slot(2)]), "10.96.0.1:80/TCP in lb4_service"),
+        (
+            lambda maps: maps.delete_many("lb4_service", [slot(2)]),
+            "10.96.0.1:80/TCP: differs: what lb4_service has of it is not",
+        ),
         (lambda maps: maps.put_many("lb4_service", [(slot(9), bytes(12))]), "10.96.0.1:80/TCP"),
         (
             lambda maps: maps.put_many("lb4_service", [(b"\1" + slot(0)[1:], bytes(12))]),
-            "1.96.0.1:80/TCP is in lb4_service",
+            "1.96.0.1:80/TCP: stale: it is in lb4_service",
         ),
         (lambda maps: maps.delete_many("lb4_backend", [struct.pack("=I", 1)]), "backend 1 in lb4_backend"),
         (lambda maps: maps.put_many("lb4_backend", [(struct.pack("=I", 99), bytes(11) + b"\1")]), "backend 99"),
@@ -82,7 +86,7 @@ def test_plans_between_two_slices_are_no_drift(sequence, every):
     node.serve(*sequence[0])
     rest = list(sequence[1:])
     for number, line in enumerate(drift(node.maps, node.shadow)):
-        assert line == ""
+        assert line is None
         if rest and number % every == 0:
             node.serve(*rest.pop())
 
@@ -99,7 +103,7 @@ def test_a_path_that_is_not_what_the_state_asks_for_is_named():
         return replace(info, local=not info.local) if backend.id == changed.id else info
 
     (line,) = [line for line in path_drift(node.shadow, node.state, moved) if line]
-    assert line.startswith(f"the path of backend {changed.id} ({changed.address.with_protocol()})")
+    assert line.detail.startswith(f"the path of backend {changed.id} ({changed.address.with_protocol()})")
 
 
 async def test_a_comparison_ends_when_it_has_found_enough():
@@ -167,7 +171,7 @@ def test_a_plan_at_any_moment_of_the_walk_is_no_drift(before, after, monkeypatch
         node.serve(*before)
         left = False
         for number, line in enumerate(drift(node.maps, node.shadow)):
-            assert line == "", moment
+            assert line is None, moment
             if number == moment:
                 left = True
                 node.serve(*after)
@@ -184,7 +188,7 @@ def test_a_frontend_that_came_and_went_during_the_walk_is_no_stranger():
         lines.append(line)
         if number == 10:  # every slot was read
             node.maps.delete_many("lb4_service", [b"\1" + slot(0)[1:]])
-    assert set(lines) == {""}
+    assert set(lines) == {None}
 
 
 def test_a_look_at_what_is_right_asks_for_nothing_twice():
@@ -208,7 +212,8 @@ async def test_other_tasks_run_between_two_slices():
 
     task = asyncio.create_task(count())
     await asyncio.sleep(0)
-    assert await collect(iter(["", "one", "", "", "two"]), asyncio.Lock()) == ["one", "two"]
+    one, two = Difference("stale", "one"), Difference("stale", "two")
+    assert await collect(iter([None, one, None, None, two]), asyncio.Lock()) == [one, two]
     task.cancel()
     assert turns >= 3
 
@@ -218,7 +223,7 @@ def test_paths_are_compared_from_the_first_byte_on(name):
     node = Node()
     node.serve(*EVERYTHING)
     node.maps.store(name, [(0, b"\1" + bytes(7))])
-    assert f"{name} is not what was written" in found(node)
+    assert f"differs: {name} is not what was written" in found(node)
 
 
 def test_paths_of_what_could_not_be_written_are_not_looked_at():

@@ -234,5 +234,5 @@ def test_a_wrong_record_is_found() -> None:
     sync(node, FIRST)
     assert [text for text in path_drift(node.shadow, node.state, ways(FIRST)) if text] == []
     (text,) = (text for text in path_drift(node.shadow, node.state, ways(FIRST, THIRD)) if text)
-    assert "backend 1 (10.244.1.12:8080/TCP)" in text
+    assert "backend 1 (10.244.1.12:8080/TCP)" in text.detail
     assert any(path_drift(node.shadow, node.state, ways()))

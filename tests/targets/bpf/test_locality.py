@@ -130,7 +130,7 @@ async def test_a_wrong_path_is_put_right_by_the_resync() -> None:
         paths = target._paths
         paths.info = PathInfo(paths.info.snat, 2, 1400)  # as after a change of routes of which nothing told the target
         (text,) = await target.differences()
-        assert "the path of backend 1 (10.1.1.1:8080/TCP)" in text
+        assert "the path of backend 1 (10.1.1.1:8080/TCP)" in text.detail
         assert await target.resync() == [text]
         await loop.settled()
         assert await target.differences() == []

@@ -1,0 +1,80 @@
+"""The answers of capabilities/data_planes.py: in what data planes differ from their State, and their repair."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from lbagent.errors import NotFound, TimedOut
+from lbagent.render.renderer_types import Difference
+from lbagent.sync.runner import TargetRunner
+from lbagent.targets.data_plane import DataPlane
+
+REPAIR_S = 5.0  # for one data plane; what differs longer counts as not repaired
+CHECK_INTERVAL_S = 0.1
+
+
+class DifferenceRow(Struct, frozen=True):
+    """One difference. `service` (NAMESPACE/NAME) and `frontend` are null for what belongs to no Service."""
+
+    renderer: str
+    service: str | None
+    frontend: str | None
+    kind: str  # missing, stale, differs
+    detail: str
+    repaired: bool
+    difference: str  # all of it as a sentence
+
+    @classmethod
+    def of(cls, renderer: str, found: Difference, *, repaired: bool = False) -> DifferenceRow:
+        """Return the row of a difference."""
+        return cls(renderer, found.service, found.frontend, found.kind, found.detail, repaired, str(found))
+
+
+class RepairRequest(Struct):
+    """Which data plane: '' is each one of the agent."""
+
+    renderer: str = ""
+
+
+async def differences(runners: Sequence[TargetRunner], renderer: str) -> list[DifferenceRow]:
+    """Return the differences of a data plane, '' of each. Raises NotFound, TimedOut before the start, LbError, OSError."""
+    return [
+        DifferenceRow.of(plane.name, found) for plane in _chosen(runners, renderer) for found in await plane.verify()
+    ]
+
+
+async def repair(runners: Sequence[TargetRunner], renderer: str) -> list[DifferenceRow]:
+    """Repair what differs, and return it; `repaired`: a second look does not find it. Raises as `differences`."""
+    rows = []
+    for plane in _chosen(runners, renderer):
+        if found := await plane.repair():
+            left = await _left(plane, found)
+            rows += [DifferenceRow.of(plane.name, each, repaired=each not in left) for each in found]
+    return rows
+
+
+async def _left(plane: DataPlane, found: Sequence[Difference]) -> Sequence[Difference]:
+    """Return what still differs when the data plane had REPAIR_S."""
+    until = time.monotonic() + REPAIR_S
+    while True:
+        await asyncio.sleep(CHECK_INTERVAL_S)
+        left = await plane.verify()
+        if not any(each in left for each in found) or time.monotonic() > until:
+            return left
+
+
+def _chosen(runners: Sequence[TargetRunner], renderer: str) -> list[DataPlane]:
+    """Return the data planes of the agent, or the one of this name."""
+    planes: list[DataPlane] = [runner.target for runner in runners]  # type: ignore[misc]
+    chosen = [plane for plane in planes if renderer in ("", plane.name)]
+    if not chosen:
+        names = ", ".join(plane.name for plane in planes)
+        raise NotFound(f"renderer {renderer!r} is none of this agent's: it has {names}")
+    for plane in chosen:
+        if not plane.first_pass.is_set():
+            raise TimedOut(f"{plane.name} has no state in force yet; `lbagent status` shows what it waits for")
+    return chosen
