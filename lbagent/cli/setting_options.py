@@ -1,4 +1,4 @@
-"""The configuration's keys as flags: one decorator for `agent`, `config` and `doctor`."""
+"""The configuration's keys as flags: one decorator for the commands that take them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from lbagent.config.schema import Name
 from lbagent.durations import parse_whole_seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
+RULE_SETTINGS = (  # that change the rules of manifests, for commands without an agent
+    "pod_device", "external_clusterip", "external_ips", "external_ip_cidr", "masquerade_all", "reject_rate",
+    "max_frontends_per_service",
+)  # fmt: skip
 
 
 def setting_options(*fields: str) -> Callable[[F], F]:

@@ -6,12 +6,7 @@ from typing import Any
 
 import click
 
-from lbagent.cli.setting_options import from_flags, setting_options
-
-_SETTINGS = (
-    "pod_device", "external_clusterip", "external_ips", "external_ip_cidr", "masquerade_all", "reject_rate",
-    "max_frontends_per_service",
-)  # fmt: skip
+from lbagent.cli.setting_options import RULE_SETTINGS, from_flags, setting_options
 
 
 @click.command()
@@ -38,7 +33,7 @@ _SETTINGS = (
     help="Address for NodePorts (repeatable; default: those of the Node object).",
 )
 @click.option("-o", "form", default="", metavar="FORM", help="nft (default): for `nft -f -`; json: of libnftables.")
-@setting_options(*_SETTINGS)
+@setting_options(*RULE_SETTINGS)
 def render(*, folder: str, renderer: str, node: str, node_ip: tuple[str, ...], form: str, **flags: Any) -> int:
     """Print the rules that a data plane makes of these manifests. The same manifests give the same bytes.
 

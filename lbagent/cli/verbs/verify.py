@@ -11,6 +11,7 @@ import click
 from lbagent.api.client import AgentClient
 from lbagent.cli.options import form_option, pins_option, socket_option
 from lbagent.cli.output import document
+from lbagent.cli.setting_options import RULE_SETTINGS, from_flags, setting_options
 from lbagent.errors import LbError, NotFound
 
 SETTLE_S = 1.0  # an entry that changes while the maps are read one after another looks inconsistent: read again
@@ -45,19 +46,31 @@ Row = dict[str, Any]  # DifferenceRow (api/plane_differences.py)
 )
 @click.option("--repair", is_flag=True, help="Have what differs written again.")
 @form_option("text", "json", "yaml")
+@setting_options(*RULE_SETTINGS)
 def verify(
-    *, socket: str, bpffs: str, renderer: str, folder: str, node: str, node_ip: tuple[str, ...], repair: bool, form: str
+    *,
+    socket: str,
+    bpffs: str,
+    renderer: str,
+    folder: str,
+    node: str,
+    node_ip: tuple[str, ...],
+    repair: bool,
+    form: str,
+    **flags: Any,
 ) -> int:
     """Name each object that a data plane does not have as it must.
 
     The agent compares each of its data planes with what it wrote. BPF maps are also read here, with or without an agent: slots,
-    backends, path records, tables, the prefilter. With -f the maps, or the table of nftables, are compared with manifests.
+    backends, path records, tables, the prefilter. With -f the maps, or the table of nftables, are compared with manifests; the
+    settings below must be those of the agent.
 
     Exit code 0: nothing differs, with --repair everything is repaired. 1: at least one difference is named. 2: wrong usage. 3: no
     such data plane. 5: this needs an agent, and none answers.
     """
     if folder:
-        rows, is_good = _of_manifests(folder, renderer or BPF, node, node_ip, bpffs, repair=repair)
+        given = {"node_name": node, "node_ip": node_ip, "renderer": (renderer or BPF,), "bpffs": bpffs}
+        rows, is_good = _of_manifests(folder, {**flags, **given}, repair=repair)
     else:
         rows, is_good = _of_agent(AgentClient(socket), renderer, bpffs, repair=repair), True
     if form != "text":
@@ -175,19 +188,16 @@ def _found_by(client: AgentClient, renderer: str) -> list[Row]:
 # --- with manifests ---
 
 
-def _of_manifests(
-    folder: str, renderer: str, node: str, node_ip: tuple[str, ...], bpffs: str, *, repair: bool
-) -> tuple[list[Row], bool]:
+def _of_manifests(folder: str, given: dict[str, Any], *, repair: bool) -> tuple[list[Row], bool]:
     """Return the differences from manifests, and whether all of these were good. Raises ConfigError, NotFound, KernelError."""
     from msgspec.structs import replace
 
     from lbagent.agent.layer_settings import resolve_options
-    from lbagent.cli.setting_options import from_flags
     from lbagent.sources.folder.resolve_path import resolve_path
     from lbagent.targets.offline_planes import compared
 
+    (renderer,) = given["renderer"]
     _require_known(renderer.partition("=")[0])
-    given = {"node_name": node, "node_ip": node_ip, "renderer": (renderer,), "bpffs": bpffs}
     config = from_flags({key: value for key, value in given.items() if value})
     objects = resolve_path(folder, replace(resolve_options(config), keep_existing=False))
     for message in objects.messages:

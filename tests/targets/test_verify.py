@@ -1,0 +1,125 @@
+"""`lbagent verify` of both data planes in a real kernel: another program changes them, with and without an agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.cluster import NODE, Cluster
+from tests.lab.netns import wait_for
+from tests.lab.topology import Lab
+
+pytestmark = [pytest.mark.root, pytest.mark.bpf]
+NODE_IP = ("--node-ip", "10.77.0.1", "--node-ip", "fd77::1")
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: sudo make test")
+    with Lab(tag="verify-") as lab:
+        lab.serve_all()
+        lab.node.ip("route add default via 10.77.0.2", "route add default via fd77::2")  # as nodes have
+        yield lab
+
+
+def started(lab: Lab, *arguments: str) -> Cluster:
+    made = Cluster(lab, "tc")
+    made.web().write(made.folder)
+    made.agent.arguments = [*arguments, *NODE_IP]
+    made.agent.start()
+    return made
+
+
+def differences(made: Cluster, *words: str) -> list[dict[str, Any]]:
+    done = made.agent.cli("verify", "-o", "json", *words, check=False)
+    assert done.stderr == ""
+    rows: list[dict[str, Any]] = json.loads(done.stdout)
+    assert done.returncode == int(not all(row["repaired"] for row in rows))
+    return rows
+
+
+def kinds(rows: list[dict[str, Any]]) -> set[tuple[str, str | None, str]]:
+    return {(row["renderer"], row["service"], row["kind"]) for row in rows}
+
+
+def delete_slots(lab: Lab) -> None:
+    """Delete all slots of frontends of pods and clients, as a careless script would."""
+    from lbagent.maps.kernel_maps import KernelMaps
+
+    with KernelMaps.open(lab.bpffs, create=False) as maps:
+        maps.delete_many("lb4_service", [key for key, _ in maps.items("lb4_service")])
+
+
+def delete_frontends(lab: Lab) -> None:
+    subprocess.run(lab.node.command(["nft", "flush", "map", "inet", "lbagent", "frontends4"]), check=True)
+
+
+def delete_table(lab: Lab) -> None:
+    subprocess.run(lab.node.command(["nft", "flush", "ruleset"]), check=True)
+
+
+@pytest.mark.parametrize(
+    ("renderer", "deed", "service"),
+    [
+        ("bpf", delete_slots, "e2e/web"),
+        ("nftables", delete_frontends, "e2e/web"),
+        ("nftables", delete_table, None),
+    ],
+)
+def test_what_another_program_deleted_is_named_and_repaired(
+    lab: Lab, renderer: str, deed: Callable[[Lab], None], service: str | None
+) -> None:
+    made = started(lab, "--renderer", renderer)
+    assert differences(made) == []
+    deed(lab)
+    found = differences(made, "--renderer", renderer)
+    assert (renderer, service, "missing") in kinds(found)
+    repaired = differences(made, "--repair")
+    assert (renderer, service, "missing") in kinds(repaired)
+    assert all(row["repaired"] for row in repaired)
+    assert differences(made) == []
+    assert set(made.http()) == {"b1", "b2", "b3"}
+
+
+@pytest.mark.parametrize(("renderer", "deed"), [("bpf", delete_slots), ("nftables", delete_table)])
+def test_it_is_repaired_without_a_command(lab: Lab, renderer: str, deed: Callable[[Lab], None]) -> None:
+    """By the comparison that is made again and again (60 s; here 1 s)."""
+    made = started(lab, "--renderer", renderer, "--resync-interval", "1s")
+    deed(lab)
+    wait_for(lambda: not differences(made), "the repair", 15)
+    assert set(made.http()) == {"b1", "b2", "b3"}
+
+
+@pytest.mark.parametrize("renderer", ["bpf", "nftables"])
+def test_manifests_are_compared_without_an_agent(lab: Lab, renderer: str) -> None:
+    made = started(lab, "--renderer", renderer)
+    words = (
+        "--renderer",
+        renderer,
+        "-f",
+        str(made.folder),
+        "--node",
+        NODE,
+        "--pod-device",
+        "pod*",
+        "--bpffs",
+        str(lab.bpffs),
+        *NODE_IP,
+    )
+    assert differences(made, *words) == []
+    assert made.agent.stop() == 0
+    assert differences(made, *words) == []
+    made.web("b1", "b2").write(made.folder)
+    found = differences(made, *words)
+    assert {row["service"] for row in found} <= {"e2e/web", None}
+    assert found
+    if renderer == "nftables":
+        assert all(row["repaired"] for row in differences(made, *words, "--repair"))
+        assert differences(made, *words) == []
+        assert set(made.http()) == {"b1", "b2"}
