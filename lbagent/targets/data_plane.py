@@ -131,7 +131,22 @@ class Counters(Struct, frozen=True, kw_only=True):
     send_errors: Mapping[str, int] = {}  # by device: frames that it did not take
     snat_ports: int = 0  # of each remote backend, with each source address
     snat_addresses: Mapping[Family, int] = {}  # extra SNAT addresses that the node has
+    sessions: Mapping[str, int] = {}  # live flows by protocol, when they were counted last
+    sessions_deleted: Mapping[str, int] = {}  # by protocol: connections that were ended because their backend is gone
+    session_delete_errors: int = 0
     snat_reclaimed: int = 0  # SNAT ports that new flows took from flows that were not established
+
+
+def sessions_of(state: State, live: Mapping[int, int] | None) -> dict[str, int]:
+    """Return the live flows by protocol (`tcp`), of counts by backend id; None: not counted yet."""
+    found: dict[str, int] = {}
+    if not live:
+        return found
+    for address, backend in state.backends.items():
+        if count := live.get(backend.id):
+            word = address.protocol.name.lower()
+            found[word] = found.get(word, 0) + count
+    return found
 
 
 class Counts(Struct):

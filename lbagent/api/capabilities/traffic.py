@@ -101,6 +101,26 @@ METRICS: tuple[Metric[PlaneReading], ...] = (
         lambda x: x.counters.snat_reclaimed,
     ),
     Metric(
+        "lbagent_sessions",
+        "gauge",
+        "Live flows, by protocol, as they were counted last.",
+        lambda x: by_word(x.counters.sessions),
+        ("protocol",),
+    ),
+    Metric(
+        "lbagent_sessions_deleted_total",
+        "counter",
+        "Connections that nftables' data plane deleted from connection tracking because their backend is gone.",
+        lambda x: by_word(x.counters.sessions_deleted),
+        ("protocol",),
+    ),
+    Metric(
+        "lbagent_session_delete_errors_total",
+        "counter",
+        "Connections that could not be deleted.",
+        lambda x: x.counters.session_delete_errors,
+    ),
+    Metric(
         "lbagent_device_attached",
         "gauge",
         "Whether programs are attached to the device.",

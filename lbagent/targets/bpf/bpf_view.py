@@ -36,6 +36,7 @@ from lbagent.targets.data_plane import (
     PlaneStatus,
     Traffic,
     Usage,
+    sessions_of,
 )
 
 _REASONS = [reason for reason in Reason if reason]
@@ -148,6 +149,7 @@ def counters(plane: PlaneParts, *, backends: bool) -> Counters:
         services=dict(zip(services, read([service_counter(ident) for ident in services]), strict=True)),
         backends=_of_backends(plane, idents),
         live_flows={} if not idents or not plane.sweeper else plane.sweeper.live or {},
+        sessions=sessions_of(state, plane.sweeper.live if plane.sweeper else None),
         send_errors=plane.follower.send_errors(),
         snat_ports=last - first + 1,
         snat_addresses=plane.extra_snat_in_use(),

@@ -25,7 +25,7 @@ from lbagent.net.paths import is_pod_device
 from lbagent.net.snapshot import NodeNetwork
 from lbagent.render.renderer_types import Difference
 from lbagent.sync.target_protocol import Desired, Provenance
-from lbagent.targets.data_plane import Feature, Flow, FlowCounts
+from lbagent.targets.data_plane import Counters, Feature, Flow, FlowCounts, sessions_of
 from lbagent.targets.forwarding_checks import FORWARDING_OFF
 from lbagent.targets.nftables.nft_settings import table_settings
 from lbagent.targets.nftables.nft_table import unavailable_reason
@@ -61,6 +61,7 @@ class NftPlane(PlainPlane):
         self._place: NodePlace | None = None  # that no write has used yet
         self._found = False  # the table of an earlier agent is there, and no complete State has replaced it
         self._was_there = True  # something was there before `open`
+        self._live: Mapping[int, int] = {}  # connections by backend id, when they were counted last
         self._warned = ""
 
     @property
@@ -190,6 +191,7 @@ class NftPlane(PlainPlane):
             await asyncio.sleep(self.config.resync_interval)
             await self.ready.wait()
             try:
+                await self.count_flows()
                 found = await self.repair() if await self.writer.is_touched() else ()
             except (LbError, OSError) as error:
                 log.error("the table could not be compared", extra={"error": str(error)})
@@ -214,7 +216,18 @@ class NftPlane(PlainPlane):
         backends = {address: backend.id for address, backend in self.state.backends.items()}
         found = await asyncio.to_thread(self._live_backends)
         self.sweeps += 1
-        return FlowCounts(Counter(backends[address] for address in found if address in backends))
+        self._live = Counter(backends[address] for address in found if address in backends)
+        return FlowCounts(self._live)
+
+    def counters(self, *, backends: bool = True) -> Counters:
+        """Return the connections, as they were counted last, and those that were ended."""
+        conntrack = self.writer.conntrack
+        return Counters(
+            live_flows=self._live if backends else {},
+            sessions=sessions_of(self.state, self._live),
+            sessions_deleted={protocol.name.lower(): count for protocol, count in conntrack.deleted.items()},
+            session_delete_errors=conntrack.errors,
+        )
 
     def _live_backends(self) -> list[L3n4Addr]:
         return [each.backend for each in self.writer.conntrack.connections() if each.is_live]
