@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lbagent.agent.sources import source_names
-from lbagent.config import PRIMARY, Config
+from lbagent.config import CONTIV, PRIMARY, Config
 from lbagent.model.service import CIDR
 from lbagent.net.snapshot import EMPTY, NodeNetwork
 from lbagent.objects.decode.report import special
@@ -23,6 +23,8 @@ def resolve_options(config: Config, network: NodeNetwork = EMPTY) -> Options:
         external_ip_ranges=external_ip_ranges(config),
         host_addresses=host_addresses(network) if config.apilb else (),
         max_frontends=config.max_frontends_per_service,
+        local_endpoint_weight=config.local_endpoint_weight,
+        contiv_policies=config.policy_compat == CONTIV,
     )
 
 

@@ -7,6 +7,6 @@ Pool files are in `pools`, manifests in `sources`.
 
 from lbagent.config.check_config import MIN_SNAT_PORT
 from lbagent.config.load_config import load
-from lbagent.config.schema import PRIMARY, RELOADABLE, Config, Option, options
+from lbagent.config.schema import CONTIV, PRIMARY, RELOADABLE, Config, Option, options
 
-__all__ = ["MIN_SNAT_PORT", "PRIMARY", "RELOADABLE", "Config", "Option", "load", "options"]
+__all__ = ["CONTIV", "MIN_SNAT_PORT", "PRIMARY", "RELOADABLE", "Config", "Option", "load", "options"]

@@ -14,7 +14,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Devices and sockets": ("device", "pod-device", "attach", "socket-lb", "cgroup"),
     "Addresses and forwarding": (
         "announce", "external-clusterip", "external-ips", "external-ip-cidr", "masquerade-all", "strict-source", "new-flows",
-        "snat-ports", "snat-address", "reject-rate",
+        "snat-ports", "snat-address", "reject-rate", "local-endpoint-weight", "policy-compat",
     ),
     "Tables": (
         "flow-table-size", "flow6-table-size", "snat-table-size", "snat6-table-size", "max-service-slots", "max-backends",

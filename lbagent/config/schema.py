@@ -23,12 +23,13 @@ RELOADABLE = frozenset(
         "reject_rate",
         "timeout_new", "timeout_tcp", "timeout_udp", "timeout_closing", "resync_interval", "sweep_interval",
         "flow_table_size", "flow6_table_size", "snat_table_size", "snat6_table_size", "max_delete_ratio",
-        "max_frontends_per_service", "max_endpoints_per_namespace",
+        "max_frontends_per_service", "max_endpoints_per_namespace", "local_endpoint_weight", "policy_compat",
     }
 )  # fmt: skip
 
 Words = tuple[str, ...]
 PRIMARY = "primary"
+CONTIV = "contiv"  # of policy_compat
 AUTO = "auto"  # on with a Kubernetes API, at kube-proxy's port
 HEALTHZ, METRICS = ("0.0.0.0:10256", "[::]:10256"), ("127.0.0.1:10249",)
 _SECONDS = {"unit": "s"}
@@ -215,6 +216,22 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
             " out and reported.",
         ),
     ] = 4096
+    local_endpoint_weight: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="How many times the new flows of another endpoint one of this node gets. Above 1, frontends with endpoints"
+            " here and elsewhere use maglev.",
+        ),
+    ] = 1
+    policy_compat: Annotated[
+        Literal["kubernetes", "contiv"],
+        Meta(
+            description="Whether externalTrafficPolicy Local holds for NodePorts and addresses from outside (kubernetes), or"
+            " for the ClusterIP, too (contiv)."
+        ),
+    ] = "kubernetes"
     max_endpoints_per_namespace: Annotated[
         int,
         Meta(

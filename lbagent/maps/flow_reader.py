@@ -8,8 +8,11 @@ out, as it is being replaced. The table is read in pieces, so that a caller on a
 from __future__ import annotations
 
 import struct
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import compress, repeat
+from operator import rshift
 
 from msgspec import Struct
 
@@ -80,6 +83,8 @@ _ENTRY = {
 _KEY = {Family.IPV4: struct.Struct("=HH4sHH4s"), Family.IPV6: struct.Struct("=HHHH16s16s")}
 _VALUE_AND_SEEN = struct.Struct("=QHHHH")
 _FREE = bytes(4)
+# By the 16 bits of the value word with the state: whether the flow is not closing.
+_IS_LIVE = tuple(number >> _STATE % 16 & 3 != FlowState.CLOSING for number in range(1 << 16))
 
 
 Pair = tuple[int, int]  # service id and backend id of a flow
@@ -126,25 +131,30 @@ def udp_pairs(maps: LBMaps, family: Family) -> Iterator[set[Pair]]:
 def count(maps: LBMaps, family: Family) -> Counter[int]:
     """Return how many flows that are not closing each backend id has, in the table and the spill map. Raises KernelError."""
     record = FLOW[family]
-    value, state = record.fields["backend"], record.fields["state"]
-    closing, none = FlowState.CLOSING << state.shift, 0
+    backend, state = record.fields["backend"], record.fields["state"]
     found: Counter[int] = Counter()
     for view in _pieces(maps, family):
         piece = bytes(view)
         if is_zero(piece):
             continue
-        words = memoryview(piece).cast("Q")
-        owners, values = words[:: record.words].tolist(), words[value.word :: record.words].tolist()
-        found.update(
-            [
-                each >> value.shift
-                for owner, each in zip(owners, values, strict=True)
-                if owner >> OWNER_HELD_SHIFT and each & state.mask != closing
-            ]
-        )
+        # No step of Python for each of two million entries: parts of the words, which are small numbers. An entry is held if it has
+        # a client's address (IPv4) or ports (IPv6).
+        halves, quarters = memoryview(piece).cast("I"), memoryview(piece).cast("H")
+        held = halves[_part(0, OWNER_HELD_SHIFT + 16, 32) :: 2 * record.words].tolist()
+        backends = halves[_part(backend.word, backend.shift, 32) :: 2 * record.words].tolist()
+        states = quarters[_part(state.word, state.shift, 16) :: 4 * record.words].tolist()
+        live = map(_IS_LIVE.__getitem__, compress(states, held))
+        found.update(map(rshift, compress(compress(backends, held), live), repeat(backend.shift - 32)))
     found.update(flow.backend for flow in spilled_flows(maps, family) if flow.is_live)
-    del found[none]
+    del found[0]
     return found
+
+
+def _part(word: int, shift: int, bits: int) -> int:
+    """Return the index of the part of so many bits that holds a field of a word."""
+    parts = 64 // bits
+    at = shift // bits
+    return word * parts + (at if sys.byteorder == "little" else parts - 1 - at)
 
 
 def _pieces(maps: LBMaps, family: Family) -> Iterator[memoryview]:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from lbagent.errors import ConfigError, InvalidTransition
 from lbagent.model.address import L3n4Addr
 
+MAX_WEIGHT = 65535  # u16 of Cilium's backend weight
 DEFAULT_BACKEND_WEIGHT = 100
 
 

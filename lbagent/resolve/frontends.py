@@ -33,6 +33,8 @@ class LocalNode(Struct, frozen=True, gc=False):
     external_ip_ranges: tuple[CIDR, ...] = ()  # only those in one of them; () = all
     host_addresses: tuple[bytes, ...] = ()  # every address of the host that can be a frontend, for `Service.binds`
     max_frontends: int = MAX_FRONTENDS_PER_SERVICE  # addresses with port and protocol per Service
+    local_endpoint_weight: int = 1  # how many times the share of another one an endpoint of this node has
+    contiv_policies: bool = False  # externalTrafficPolicy Local holds for ClusterIPs, too
 
 
 class WantedFrontend(Struct, frozen=True, gc=False):

@@ -53,7 +53,7 @@ class PlainEndpoints(Struct, frozen=True, gc=False):
 def plain_endpoints(slices: Iterable[EndpointSlice], family: Family, context: BuildContext) -> PlainEndpoints | None:
     """Return the endpoints of one family if they are plain, else None."""
     pieces = [piece for piece in slices if piece.family == family]
-    if len(pieces) != 1 or context.overrides:
+    if len(pieces) != 1 or context.overrides or context.node.local_endpoint_weight != 1:
         return None
     (piece,) = pieces
     found = piece.endpoints

@@ -44,8 +44,9 @@ class Options(Struct, frozen=True, gc=False):
     `node_port_primary` its first of each family. `external_ips`: whether externalIPs are served (CVE-2020-8554: a user who may
     write a Service can claim any address by them), `external_ip_ranges` their ranges; () = all. `host_addresses`: every address
     of the host, for Services that are bound to all of them. `max_frontends`: of one Service, addresses with port and protocol;
-    the rest is left out. `sources`: names of sources in the order of precedence of their BackendStates; the operator's come
-    first.
+    the rest is left out. `local_endpoint_weight`: how many times the share of another one an endpoint of this node has.
+    `contiv_policies`: externalTrafficPolicy Local holds for ClusterIPs, too. `sources`: names of sources in the order of
+    precedence of their BackendStates; the operator's come first.
     """
 
     node_name: str = ""
@@ -58,6 +59,8 @@ class Options(Struct, frozen=True, gc=False):
     external_ip_ranges: tuple[CIDR, ...] = ()
     host_addresses: tuple[bytes, ...] = ()
     max_frontends: int = MAX_FRONTENDS_PER_SERVICE
+    local_endpoint_weight: int = 1
+    contiv_policies: bool = False
 
 
 class Resolution(Struct, frozen=True):
@@ -148,6 +151,8 @@ class Resolver:
             external_ip_ranges=options.external_ip_ranges,
             host_addresses=options.host_addresses,
             max_frontends=options.max_frontends,
+            local_endpoint_weight=options.local_endpoint_weight,
+            contiv_policies=options.contiv_policies,
         )
 
     def node_port_addresses(self) -> tuple[bytes, ...]:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lbagent.model.address import L3n4Addr, L4Type, Scope, format_ip
-from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend, BackendState
+from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, MAX_WEIGHT, Backend, BackendState
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags, SvcFlagParam
 from lbagent.model.id_claims import OPERATORS_OWN
@@ -89,6 +89,7 @@ class ServiceBuilder:
         self._context = context
         self._choices: dict[tuple[int, int], _Choice] = {}
         self._name = ServiceName(service.namespace, service.name)
+        self._internal_local = service.internal_local or (context.node.contiv_policies and service.external_local)
         self._ignored_weights: dict[str, None] = {}
         self._plain: dict[Family, PlainEndpoints | None] = {}
         self._empty: dict[tuple[Family, int], tuple[WantedFrontend, ServicePort]] = {}  # ports without a backend
@@ -154,7 +155,7 @@ class ServiceBuilder:
                 want.type,
                 nat,
                 svc_ext_local=service.external_local,
-                svc_int_local=service.internal_local,
+                svc_int_local=self._internal_local,
                 session_affinity=service.has_affinity,
                 is_routable=want.is_routable,
                 check_source_range=check,
@@ -171,12 +172,12 @@ class ServiceBuilder:
             port_name=port.name,
             type=want.type,
             ext_traffic_policy=_POLICY[service.external_local],
-            int_traffic_policy=_POLICY[service.internal_local],
+            int_traffic_policy=_POLICY[self._internal_local],
             nat_policy=nat,
             selectable=group.selectable,
             unselectable=group.unselectable,
             slotless=group.slotless,
-            algorithm=service.algorithm,
+            algorithm=self._algorithm(group),
             session_affinity=service.has_affinity,
             session_affinity_timeout_s=service.affinity_timeout_s,
             source_ranges=_ranges_of(service, frontend) if check else (),
@@ -192,6 +193,13 @@ class ServiceBuilder:
             created=OPERATORS_OWN if service.binds else service.created,
         )
 
+    def _algorithm(self, group: _Group) -> Algorithm:
+        """Return how new flows choose: only Maglev has weights, which --local-endpoint-weight needs."""
+        chosen = self._service.algorithm
+        if chosen is not Algorithm.RANDOM or self._context.node.local_endpoint_weight == 1:
+            return chosen
+        return Algorithm.MAGLEV if len({backend.local for backend in group.selectable}) > 1 else chosen
+
     # --- backends ---
 
     def _choice(self, port: ServicePort, family: Family) -> _Choice:
@@ -202,7 +210,7 @@ class ServiceBuilder:
 
     def _choose(self, port: ServicePort, family: Family) -> _Choice:
         service, node = self._service, self._context.node
-        with_local = service.external_local or service.internal_local  # else no frontend uses it
+        with_local = service.external_local or self._internal_local  # else no frontend uses it
         if not with_local and (plain := self._plain_of(family)) and (all_of_them := plain.backends(port)) is not None:
             every = _Group(all_of_them, (), ())
             return _Choice(cluster_ip=every, outside=every, inside=every)
@@ -216,7 +224,7 @@ class ServiceBuilder:
             return local if chosen is picked.local else cluster
 
         return _Choice(
-            cluster_ip=group(picked.for_cluster_ip(service.internal_local)),
+            cluster_ip=group(picked.for_cluster_ip(self._internal_local)),
             outside=group(picked.for_outside(service.external_local)),
             inside=group(picked.for_inside()),
             health_check_addresses=_ready_addresses(picked.local) if service.health_check_node_port else (),
@@ -370,11 +378,12 @@ _POLICY = {False: SVCTrafficPolicy.CLUSTER, True: SVCTrafficPolicy.LOCAL}
 def _backend(info: EndpointInfo, state: BackendState | None, port: ServicePort, context: BuildContext) -> Backend:
     node_name, local = context.node_of(info)
     state = BackendState.ACTIVE if state is None else state
+    weight = min(info.weight * context.node.local_endpoint_weight, MAX_WEIGHT) if local else info.weight
     return Backend(
         0,
         info.address,
         state,
-        weight=info.weight,
+        weight=weight,
         node_name=node_name,
         zone=info.zone,
         fe_port_name=port.name,

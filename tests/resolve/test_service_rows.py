@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
-from lbagent.model.service import CIDR
+from lbagent.model.service import CIDR, Algorithm
 from lbagent.objects.records import (
     Endpoint,
     EndpointSlice,
@@ -82,6 +83,34 @@ def test_two_scopes_where_old_flows_alone_meet_other_backends() -> None:
     assert found.hosts("203.0.113.1:80/TCP/i") == [[1], [2], []]
     alike = Watched(service(ingress=(LB,), external_local=True), piece(endpoint(1, node="n1")))
     assert list(alike.rows()) == ["10.96.0.1:80/TCP", "10.96.0.1:0/NONE", "203.0.113.1:80/TCP"]
+
+
+@pytest.mark.parametrize(("contiv", "hosts"), [(False, [1, 2]), (True, [1])])
+def test_contiv_means_external_local_for_the_cluster_ip_too(contiv: bool, hosts: list[int]) -> None:
+    objects = service(ingress=(LB,), external_local=True), piece(endpoint(1, node="n1"), endpoint(2, node="n2"))
+    found = Watched(*objects, contiv_policies=contiv)
+    assert found.hosts("10.96.0.1:80/TCP")[0] == hosts
+    assert found.hosts("203.0.113.1:80/TCP")[0] == [1]
+
+
+def test_local_endpoints_get_a_larger_share() -> None:
+    """Weights are Maglev's: a frontend without endpoints on both sides keeps its algorithm."""
+    both = piece(endpoint(1, node="n1"), endpoint(2, node="n2"))
+    found = Watched(service(), both, local_endpoint_weight=3)
+    (row,) = (row for row in found.resolver.resolve().state.services if row.frontend.port)
+    assert [(each.weight, each.local) for each in row.selectable] == [(300, True), (100, False)]
+    assert row.algorithm is Algorithm.MAGLEV
+    alone = Watched(service(), piece(endpoint(1, node="n2"), endpoint(2, node="n3")), local_endpoint_weight=3)
+    (row,) = (row for row in alone.resolver.resolve().state.services if row.frontend.port)
+    assert [each.weight for each in row.selectable] == [100, 100]
+    assert row.algorithm is Algorithm.RANDOM
+
+
+def test_the_weight_of_a_local_endpoint_has_a_limit() -> None:
+    heavy = replace(piece(endpoint(1, node="n1"), endpoint(2, node="n2")), weight=60_000)
+    found = Watched(service(algorithm=Algorithm.MAGLEV), heavy, local_endpoint_weight=3)
+    (row,) = (row for row in found.resolver.resolve().state.services if row.frontend.port)
+    assert [each.weight for each in row.selectable] == [65535, 60_000]
 
 
 @pytest.mark.parametrize("deny", [False, True])

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from lbagent.model.address import L4Type, parse_ip
+from lbagent.model.backend import MAX_WEIGHT
 from lbagent.model.message import Message
 from lbagent.nearest_word import nearest
 from lbagent.objects.decode.annotation_words import OURS
@@ -21,7 +22,6 @@ from lbagent.textfile.field_path import FieldPath, path_text
 T = TypeVar("T")
 CILIUM = "service.cilium.io/"
 _OUR_PREFIX = OURS.removesuffix("/")
-MAX_WEIGHT = 65535  # u16 of Cilium's backend weight
 _WEIGHT_ONLY = frozenset(("weight",))
 
 

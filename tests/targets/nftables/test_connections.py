@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -87,3 +88,24 @@ def test_changes_under_load_lose_no_request(served: Cluster) -> None:
     refused = [text for text in load.tally.failures if "Reset" not in text]
     assert not refused, refused[:5]
     assert load.tally.total > 500
+
+
+def test_a_thousand_updates_under_load(served: Cluster) -> None:
+    """Backends come back, drain, and are chosen in other ways, and no request fails: no connection is reset either."""
+    names = ("b1", "b2", "b3")
+    sticky = {"sessionAffinity": "ClientIP"}
+
+    def version(number: int) -> Manifest:
+        going = names[number % 3]
+        staying = [each for each in names if each != going]
+        web = served.web(*(names if number % 2 else staying), algorithm=("random", "maglev")[number // 7 % 2])
+        web = replace(web, spec=sticky if number // 5 % 2 else {})
+        return web if number % 2 else served.leaving(web, going)
+
+    with served.load(workers=4, dns=False) as load:
+        for number in range(1000):
+            version(number).write(served.folder)
+            time.sleep(0.005)
+        load.wait_more(200)
+    assert load.tally.failures == []
+    assert load.tally.total > 1000

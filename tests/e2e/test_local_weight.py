@@ -1,0 +1,39 @@
+"""--local-endpoint-weight with real connections: the share of the endpoint on this node, with both data planes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.cluster import Cluster
+from tests.lab.topology import Lab
+
+pytestmark = [pytest.mark.root, pytest.mark.bpf]
+CONNECTIONS = 1500
+WEIGHT = 4
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: sudo make test")
+    with Lab(tag="weight-") as lab:
+        lab.serve_all()
+        lab.node.ip("route add default via 10.77.0.2", "route add default via fd77::2")  # as nodes have
+        yield lab
+
+
+@pytest.mark.parametrize("renderer", ["bpf", "nftables"])
+def test_the_share_of_the_local_endpoint(lab: Lab, renderer: str) -> None:
+    """b3 is on this node: w * 1 / (w * 1 + 2). The bounds are four standard deviations of so many connections."""
+    arguments = ["--renderer", renderer, "--node-ip", "10.77.0.1", "--local-endpoint-weight", str(WEIGHT)]
+    made = Cluster(lab, "tc", arguments)
+    made.web().write(made.folder)
+    made.agent.start()
+    found = made.http(CONNECTIONS)
+    share = WEIGHT / (WEIGHT + 2)
+    deviation = (share * (1 - share) / CONNECTIONS) ** 0.5
+    assert abs(found["b3"] / found.total() - share) < 4 * deviation + 0.02, found
+    assert {"b1", "b2"} <= set(found)
