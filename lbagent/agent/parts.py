@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lbagent.agent.core_parts import CoreParts
 from lbagent.api.agent_status import AgentStatus
@@ -16,6 +16,7 @@ from lbagent.api.capabilities import (
     native_pools,
     node_backends,
     services,
+    shadow,
     status,
     sync,
     traffic,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from lbagent.announce.announcer import Announcer
     from lbagent.apilb.native.pool_rows import NativePools
     from lbagent.config import Config
+    from lbagent.targets.comparison.comparing_plane import ComparingPlane
 
 
 class CheckedAgent:
@@ -128,6 +130,8 @@ def capabilities(parts: Parts) -> list[Bound]:
         bind(kube_proxy.CAPABILITY, ProxyProgress(loop.record, codes, lambda: plane.state.services)),
         bind(traffic.CAPABILITY, plane),
     ]
+    if in_force.config.shadow:
+        bound.append(bind(shadow.CAPABILITY, cast("ComparingPlane", plane).compared))
     if parts.announcing is not None:
         bound.append(bind(bgp.CAPABILITY, parts.announcing.speaker))
         bound.append(bind(vips.CAPABILITY, parts.announcing.announcer))

@@ -127,6 +127,11 @@ class AgentClient:
         body = {"renderer": renderer}
         return self._expect(self._request(route_of("repair"), body=body, timeout_s=VERIFY_TIMEOUT_S), list)
 
+    def reset_shadow(self) -> dict[str, Any]:
+        """Return the report of --shadow, whose counts begin again."""
+        report: dict[str, Any] = self._send("reset_shadow", {"reset": True})
+        return report
+
     def wait_change(self, generation: int, timeout_s: float) -> int:
         """Return the agent's generation when it differs from `generation`, or after `timeout_s`."""
         query = {"generation": generation, "timeout_s": timeout_s}

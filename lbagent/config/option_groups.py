@@ -10,7 +10,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "kubeconfig", "in-cluster", "max-delete-ratio", "node-name", "node-ip", "nodeport-addresses", "healthz-bind-address",
         "metrics-bind-address",
     ),
-    "Data plane": ("renderer",),
+    "Data plane": ("renderer", "shadow"),
     "Devices and sockets": ("device", "pod-device", "attach", "socket-lb", "cgroup"),
     "Addresses and forwarding": (
         "announce", "external-clusterip", "external-ips", "external-ip-cidr", "masquerade-all", "strict-source", "new-flows",

@@ -216,6 +216,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
             " out and reported.",
         ),
     ] = 4096
+    shadow: Annotated[
+        bool,
+        Meta(
+            description="Whether nothing is served, and new connections of this node are compared with what lbagent would do:"
+            " `lbagent shadow report`."
+        ),
+    ] = False
     local_endpoint_weight: Annotated[
         int,
         Meta(
@@ -328,7 +335,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
 
     def _listen(self, text: str, default: Words) -> Words:
         if text == AUTO:
-            return default if self.has_kubernetes else ()
+            return default if self.has_kubernetes and not self.shadow else ()
         return (text,) if text else ()
 
     @property

@@ -48,6 +48,7 @@ class NodeServers:
         """
         self._loop, self._plane = loop, plane
         self._node_name = config.name_of_node
+        self._opens_service_ports = not config.shadow  # the proxy of the node has them
         self._api = next((source for source in sources if source.name == object_cache.SOURCE), None)
         (self._runner,) = (runner for runner in loop.runners if runner.target is plane)
         self.health = ProxyHealth(self._progress, self._is_eligible, is_ready)
@@ -69,7 +70,8 @@ class NodeServers:
                 state = self._plane.state
                 await self._healthz.listen(self._healthz_addresses)
                 await self._metrics.listen(self._metrics_addresses)
-                await self.services.update(state)
+                if self._opens_service_ports:
+                    await self.services.update(state)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(BIND_RETRY_DELAY_S):
                         await self._plane.changed_from(state.generation)

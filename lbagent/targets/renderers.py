@@ -14,7 +14,14 @@ from typing import Any
 from msgspec import Struct
 
 from lbagent.config import Config
-from lbagent.config.renderer_words import AUTO, RendererSettings, RendererWord, renderer_settings, renderer_words
+from lbagent.config.renderer_words import (
+    AUTO,
+    DEFAULT,
+    RendererSettings,
+    RendererWord,
+    renderer_settings,
+    renderer_words,
+)
 from lbagent.errors import ConfigError, Conflict
 from lbagent.model.family import Family
 from lbagent.render.renderer_names import NOT_BUILT, SHIPPED, Unavailable, factory_of, names, plug_in
@@ -107,6 +114,8 @@ class Claims:
 
 def data_planes(config: Config) -> list[DataPlane]:
     """Return the data planes of --renderer, not opened yet, the serving one first. Raises ConfigError, Unavailable."""
+    if config.shadow:
+        return [_comparing(config)]
     makers = _Makers(config)
     planes = []
     for index, each in enumerate(chosen(config)):
@@ -114,6 +123,14 @@ def data_planes(config: Config) -> list[DataPlane]:
             log.warning("nftables is used instead of bpf", extra={"reason": each.instead_of_bpf})
         planes.append(makers.plane(each, is_serving=not index))
     return planes
+
+
+def _comparing(config: Config) -> DataPlane:
+    if config.renderer != DEFAULT:
+        raise ConfigError(f"--shadow serves nothing: leave out --renderer {' '.join(config.renderer)}")
+    from lbagent.targets.comparison.comparing_plane import ComparingPlane
+
+    return ComparingPlane(config)
 
 
 def require_alone(config: Config, names: Collection[str]) -> None:

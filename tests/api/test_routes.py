@@ -16,6 +16,7 @@ from lbagent.api.client import AgentClient
 from lbagent.api.named_backends import NamedBackends
 from lbagent.api.plane_differences import RepairRequest
 from lbagent.api.server import ApiServer
+from lbagent.api.shadow_reset import ShadowReset
 from lbagent.api.sync_answers import Generation
 from lbagent.errors import NotFound
 from lbagent.http.http_server import Request
@@ -49,7 +50,7 @@ def test_records_and_handlers(route: Route[Any]) -> None:
     """Records are there; an answer takes the part, and the query or the body."""
     if route.body:
         assert route.method == "PUT"
-        assert issubclass(record_of(route.body), (NamedBackends, RepairRequest))
+        assert issubclass(record_of(route.body), (NamedBackends, RepairRequest, ShadowReset))
     assert (
         isinstance(route.record, ListedFields) or route.is_text or issubclass(record_of(route.record), msgspec.Struct)
     )

@@ -19,6 +19,7 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
     "status": ("status",),
     "sync": ("verify", "wait_change"),
     "data_planes": ("differences", "repair"),
+    "shadow": ("shadow", "reset_shadow"),
     "kube_proxy": (),
     "traffic": (),
     "bgp": ("bgp_peers",),

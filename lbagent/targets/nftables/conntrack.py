@@ -16,9 +16,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+from lbagent.kernel.netlink_attributes import attribute, attributes_of, nested, read_u32, u32
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.family import Family
-from lbagent.targets.nftables.attributes import attribute, attributes_of, nested, read_u32, u32
 from lbagent.targets.nftables.backends_gone import Ended
 
 _NETLINK_NETFILTER = 12

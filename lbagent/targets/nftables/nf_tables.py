@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from lbagent.errors import KernelError
-from lbagent.model.family import Family
-from lbagent.targets.nftables.attributes import (
+from lbagent.kernel.netlink_attributes import (
     MAX_BYTES,
     attribute,
     attributes_of,
@@ -27,6 +26,7 @@ from lbagent.targets.nftables.attributes import (
     text,
     u32,
 )
+from lbagent.model.family import Family
 from lbagent.targets.nftables.map_specs import AFFINITY_SIZE, INSIDE_OFFSET, MARKER, Element, Field, MapSpec, Value
 from lbagent.targets.nftables.statements import CHAIN_VERDICTS, VERDICTS, Chain, verdict_data
 

@@ -10,9 +10,9 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from lbagent.kernel.netlink_attributes import attribute, nested, text, u32, u64
 from lbagent.model.address import L4Type
 from lbagent.model.family import Family
-from lbagent.targets.nftables.attributes import attribute, nested, text, u32, u64
 
 NFT_REG_VERDICT = 0
 _CMP_EQ = 0

@@ -8,8 +8,8 @@ from copy import deepcopy
 from typing import Any
 
 from lbagent.errors import KernelError
+from lbagent.kernel.netlink_attributes import attributes_of, read_attributes, read_text, read_u32
 from lbagent.targets.nftables import nf_tables
-from lbagent.targets.nftables.attributes import attributes_of, read_attributes, read_text, read_u32
 from lbagent.targets.nftables.map_specs import Element, MapSpec
 from lbagent.targets.nftables.nf_tables import Message, RuleRow, read_comment, read_element
 

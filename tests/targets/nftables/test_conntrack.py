@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from lbagent.kernel.netlink_attributes import attribute, nested, u32
 from lbagent.model.address import L3n4Addr, L4Type, parse_ip
 from lbagent.model.family import Family
-from lbagent.targets.nftables.attributes import attribute, nested, u32
 from lbagent.targets.nftables.backends_gone import Ended
 from lbagent.targets.nftables.conntrack import Connection, Conntrack, read_connection
 
