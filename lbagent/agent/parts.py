@@ -15,8 +15,8 @@ from lbagent.api.capabilities import (
     metrics,
     native_pools,
     node_backends,
+    other_proxy,
     services,
-    shadow,
     status,
     sync,
     traffic,
@@ -131,7 +131,7 @@ def capabilities(parts: Parts) -> list[Bound]:
         bind(traffic.CAPABILITY, plane),
     ]
     if in_force.config.shadow:
-        bound.append(bind(shadow.CAPABILITY, cast("ComparingPlane", plane).compared))
+        bound.append(bind(other_proxy.CAPABILITY, cast("ComparingPlane", plane).compared))
     if parts.announcing is not None:
         bound.append(bind(bgp.CAPABILITY, parts.announcing.speaker))
         bound.append(bind(vips.CAPABILITY, parts.announcing.announcer))

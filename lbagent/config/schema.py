@@ -219,8 +219,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     shadow: Annotated[
         bool,
         Meta(
-            description="Whether nothing is served, and new connections of this node are compared with what lbagent would do:"
-            " `lbagent shadow report`."
+            description="Whether nothing is served: the new connections of this node are only compared with the decisions of"
+            " lbagent (see the command shadow report)."
         ),
     ] = False
     local_endpoint_weight: Annotated[

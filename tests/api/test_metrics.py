@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -24,6 +25,7 @@ from lbagent.api.capabilities import (
     kube_proxy,
     native_pools,
     node_backends,
+    other_proxy,
     services,
     status,
     sync,
@@ -195,7 +197,9 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> list[Bound]:
     speaker: Any = SimpleNamespace(sessions_up={"192.0.2.1": True})
     announcer: Any = SimpleNamespace(takeovers=2)
     native: Any = SimpleNamespace(sample=lambda: pools)
+    compared: Any = SimpleNamespace(totals=Counter(same=7, differs=1))
     on = [
+        bind(other_proxy.CAPABILITY, compared),
         bind(bgp.CAPABILITY, speaker),
         bind(vips.CAPABILITY, announcer),
         bind(native_pools.CAPABILITY, native),

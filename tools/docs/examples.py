@@ -85,7 +85,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "vip why": (("lbagent vip why shop/web", "Explain why a Service's address is announced or not."),),
     "bgp": (("lbagent bgp peers", "List the BGP sessions."),),
     "bgp peers": (("lbagent bgp peers -o json", "List the BGP sessions as JSON."),),
-    "verify": (("lbagent verify", "Check the maps; exit code 1 if they differ."),),
+    "verify": (
+        ("lbagent verify", "Compare the data planes with what was written; exit code 1 if one differs."),
+        ("lbagent verify --renderer nftables -f manifests --repair", "Compare a table with manifests, and repair it."),
+    ),
+    "shadow": (("lbagent shadow report", "Show what another proxy decides differently."),),
+    "shadow report": (("lbagent shadow report -o json --reset", "Print the report as JSON, and begin again."),),
     "doctor": (
         ("lbagent doctor --device eth0", "Show what this machine supports."),
         ("lbagent doctor --kubernetes", "Look for rules of kube-proxy too."),

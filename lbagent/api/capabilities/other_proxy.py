@@ -45,7 +45,7 @@ CAPABILITY: Capability[ComparedFlows] = Capability(
         Metric(
             "lbagent_shadow_flows_total",
             "counter",
-            "New connections to frontends beside --shadow, by whether lbagent would have chosen such a backend.",
+            "New connections to frontends beside --shadow, by whether the backend is one that the State has for this client.",
             lambda compared: (((result,), compared.totals[result]) for result in RESULTS),
             ("result",),
         ),
