@@ -140,7 +140,8 @@ class Agent:
         resolver.set_previous_owner(owners.read())
         loop = SyncLoop(resolver, sources, targets=planes)
         loop.on_owners = owners.changed
-        core = CoreParts(ConfigInForce(config, problems), operator, sources, event_sinks(sources), loop, planes, owners)
+        events = () if config.shadow else event_sinks(sources)  # the proxy that serves reports to the API
+        core = CoreParts(ConfigInForce(config, problems), operator, sources, events, loop, planes, owners)
         loop.on_messages = MessageEvents(core.events).update
         log.info(
             "agent starts",
@@ -216,9 +217,12 @@ async def serve_after_first_pass(plane: DataPlane, group: asyncio.TaskGroup) -> 
 
 def require_features(config: Config, plane: DataPlane) -> None:
     """Raise ConfigError where the configuration needs what the data plane cannot do."""
-    for key, feature in (("announce", Feature.ANNOUNCE), ("apilb", Feature.SOCKETS)):
+    for key, feature, lack in (
+        ("announce", Feature.ANNOUNCE, "announces no addresses"),
+        ("apilb", Feature.SOCKETS, "does not serve the sockets of this node"),
+    ):
         if getattr(config, key) and feature not in plane.features:
-            raise ConfigError(f"--{key} needs --renderer bpf: {plane.name} balances no packets")
+            raise ConfigError(f"--{key} needs --renderer bpf: {plane.name} {lack}")
 
 
 def address_follower(in_force: ConfigInForce, loop: SyncLoop) -> Callable[[NodeNetwork], None]:
