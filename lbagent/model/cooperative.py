@@ -31,16 +31,7 @@ def run_whole(work: Cooperative[T]) -> T:
 
 async def run_cooperatively(work: Cooperative[T], clock: Callable[[], float]) -> T:
     """Do the work on an event loop, with a turn for all other tasks every `SLICE_S` of `clock` (seconds: `time.monotonic`)."""
-    until = clock() + SLICE_S
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        if clock() >= until:
-            await _turn()
-            until = clock() + SLICE_S
+    return await _in_slices(work, clock, SLICE_S, _turn)
 
 
 async def run_in_background(
@@ -50,7 +41,13 @@ async def run_in_background(
 
     With slices of SLICE_S, each change took 50 ms while the work lasted. `sleep`: `asyncio.sleep`.
     """
-    until = clock() + BACKGROUND_SLICE_S
+    return await _in_slices(work, clock, BACKGROUND_SLICE_S, lambda: sleep(BACKGROUND_PAUSE_S))
+
+
+async def _in_slices(
+    work: Cooperative[T], clock: Callable[[], float], slice_s: float, pause: Callable[[], Awaitable[object]]
+) -> T:
+    until = clock() + slice_s
     while True:
         try:
             next(work)
@@ -58,8 +55,8 @@ async def run_in_background(
             result: T = end.value
             return result
         if clock() >= until:
-            await sleep(BACKGROUND_PAUSE_S)
-            until = clock() + BACKGROUND_SLICE_S
+            await pause()
+            until = clock() + slice_s
 
 
 @coroutine

@@ -87,15 +87,9 @@ def text_of(config: Config, state: State, form: str = "") -> RenderedText:
 
     Raises ConfigError, Unsupported.
     """
-    each, *more = chosen(config)
-    module = import_module(SHIPPED[each.name]) if each.is_shipped else None
-    if more or not hasattr(module, "text_of"):
-        able = ", ".join(known.NAME for known in _modules_with("text_of"))
-        raise ConfigError(f"--renderer {' '.join(config.renderer)}: name one of those that have a text: {able}")
-    assert module is not None
+    module, settings = _only(config, "text_of", "name one of those that have a text")
     if form and form not in module.TEXT_FORMS:
-        raise ConfigError(f"-o {form}: {each.name} has the forms {', '.join(module.TEXT_FORMS)}")
-    settings = RendererSettings(each.settings, each.family)
+        raise ConfigError(f"-o {form}: {module.NAME} has the forms {', '.join(module.TEXT_FORMS)}")
     text = module.text_of(config, settings, state, form or module.TEXT_FORMS[0])
     return RenderedText(text, module.not_served(config, settings, state))
 
@@ -113,14 +107,19 @@ def compared(config: Config, state: State, *, repair: bool) -> Compared:
 
     Raises ConfigError, NotFound where it has nothing in force, AgentUnreachable where only an agent repairs it.
     """
+    module, settings = _only(config, "compared", "without an agent, name one of these")
+    found, left = module.compared(config, settings, state, repair=repair)
+    return Compared(module.NAME, found, left)
+
+
+def _only(config: Config, function: str, advice: str) -> tuple[Any, RendererSettings]:
+    """Return the module of the one data plane of --renderer, which has this function, and its settings. Raises ConfigError."""
     each, *more = chosen(config)
     module = import_module(SHIPPED[each.name]) if each.is_shipped else None
-    if more or not hasattr(module, "compared"):
-        able = ", ".join(known.NAME for known in _modules_with("compared"))
-        raise ConfigError(f"--renderer {' '.join(config.renderer)}: without an agent, name one of these: {able}")
-    assert module is not None
-    found, left = module.compared(config, RendererSettings(each.settings, each.family), state, repair=repair)
-    return Compared(each.name, found, left)
+    if more or not hasattr(module, function):
+        able = ", ".join(known.NAME for known in _modules_with(function))
+        raise ConfigError(f"--renderer {' '.join(config.renderer)}: {advice}: {able}")
+    return module, RendererSettings(each.settings, each.family)
 
 
 def left_serving(config: Config) -> list[tuple[str, str]]:

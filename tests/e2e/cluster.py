@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+import pytest
 
 from tests.lab import traffic
 from tests.lab.agent import Agent
@@ -19,6 +23,17 @@ WEB = ("10.96.0.10", "fd00:96::10")
 DNS = ("10.96.0.53", "fd00:96::53")
 VIP4, VIP6 = WEB
 NODE = "demo-node"
+
+
+@contextmanager
+def routed_lab(tag: str) -> Iterator[Lab]:
+    """Make a laboratory whose node has default routes, as nodes have, with all servers; skip the test without root."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: sudo make test")
+    with Lab(tag=tag) as lab:
+        lab.serve_all()
+        lab.node.ip("route add default via 10.77.0.2", "route add default via fd77::2")
+        yield lab
 
 
 class Cluster:

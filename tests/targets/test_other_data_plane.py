@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, routed_lab
 from tests.lab.topology import Lab
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
@@ -18,11 +17,7 @@ LEFT = {"bpf": "tc_ingress on wan", "nftables": "table inet lbagent"}
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root: sudo make test")
-    with Lab(tag="other-") as lab:
-        lab.serve_all()
-        lab.node.ip("route add default via 10.77.0.2", "route add default via fd77::2")  # as nodes have
+    with routed_lab("other-") as lab:
         yield lab
 
 

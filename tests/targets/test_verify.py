@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import NODE, Cluster
+from tests.e2e.cluster import NODE, Cluster, routed_lab
 from tests.lab.netns import wait_for
 from tests.lab.topology import Lab
 
@@ -20,11 +19,7 @@ NODE_IP = ("--node-ip", "10.77.0.1", "--node-ip", "fd77::1")
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root: sudo make test")
-    with Lab(tag="verify-") as lab:
-        lab.serve_all()
-        lab.node.ip("route add default via 10.77.0.2", "route add default via fd77::2")  # as nodes have
+    with routed_lab("verify-") as lab:
         yield lab
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,11 +12,10 @@ from typing import Any
 import pytest
 
 from lbagent.targets.comparison.expected_backends import CHANGE_S
-from tests.e2e.cluster import NODE, Cluster
+from tests.e2e.cluster import NODE, Cluster, routed_lab
 from tests.lab import traffic
 from tests.lab.agent import program
 from tests.lab.netns import wait_for
-from tests.lab.topology import Lab
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf]
 NODE_IP = ("--node-ip", "10.77.0.1", "--node-ip", "fd77::1")
@@ -85,11 +83,7 @@ class Shadow:
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Cluster]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root: sudo make test")
-    with Lab(tag="shadow-") as lab:
-        lab.serve_all()
-        lab.node.ip("route add default via 10.77.0.2", "route add default via fd77::2")  # as nodes have
+    with routed_lab("shadow-") as lab:
         made = Cluster(lab, "tc", ["--renderer", "nftables", *NODE_IP])
         made.web().write(made.folder)
         made.dns().write(made.folder)

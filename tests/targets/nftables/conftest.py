@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, routed_lab
 from tests.lab.netns import wait_for
-from tests.lab.topology import Lab
 
 _number = itertools.count()
 NODE_IPS = ("10.77.0.1", "fd77::1")
@@ -32,11 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A running agent that serves web and dns on all three backends."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root: sudo make test")
-    with Lab(tag=f"nft{next(_number)}-") as lab:
-        lab.serve_all()
-        lab.node.ip("route add default via 10.77.0.2", "route add default via fd77::2")  # as nodes have
+    with routed_lab(f"nft{next(_number)}-") as lab:
         made = Cluster(lab, "tc", ARGUMENTS)
         made.web().write(made.folder)
         made.dns().write(made.folder)
