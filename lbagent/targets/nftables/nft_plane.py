@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from lbagent.config import Config
@@ -191,13 +192,14 @@ class NftPlane(PlainPlane):
             await asyncio.sleep(self.config.resync_interval)
             await self.ready.wait()
             try:
-                await self.count_flows()
                 found = await self.repair() if await self.writer.is_touched() else ()
             except (LbError, OSError) as error:
                 log.error("the table could not be compared", extra={"error": str(error)})
                 continue
             for difference in found:
                 log.warning("the table was changed by another process", extra={"difference": str(difference)})
+            with suppress(OSError):  # the metrics keep the last count
+                await self.count_flows()
 
     # --- what it shows ---
 

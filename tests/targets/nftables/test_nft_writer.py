@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +14,7 @@ from lbagent.model.service import SVC, ServiceName
 from lbagent.targets.nftables import nft_table, nft_writer
 from lbagent.targets.nftables.backends_gone import Ended
 from lbagent.targets.nftables.chains import TableSettings
+from lbagent.targets.nftables.conntrack import Connection
 from lbagent.targets.nftables.map_specs import MARKER
 from lbagent.targets.nftables.nf_tables import NEW_ELEMENT
 from lbagent.targets.nftables.nft_writer import NftWriter
@@ -36,6 +37,9 @@ class NoConnections:
     def end(self, gone: set[Ended]) -> int:
         self.ended |= gone
         return len(gone)
+
+    def connections(self) -> Iterator[Connection]:
+        return iter(())
 
     def close(self) -> None:
         pass
