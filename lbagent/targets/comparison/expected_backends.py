@@ -44,7 +44,7 @@ class ExpectedBackends:
     def of(self, client: L3n4Addr, frontend: L3n4Addr) -> Expected | None:
         """Return what would be done; None for what is no frontend."""
         row = self._rows.get(frontend)
-        if row is None or row.wildcard:
+        if row is None:
             return None
         if self.is_inside(client.address):
             row = self._rows.get(frontend.with_scope(Scope.INTERNAL), row)

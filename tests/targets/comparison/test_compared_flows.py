@@ -72,6 +72,47 @@ def test_pods_have_a_row_of_their_own() -> None:
     rows = [row(ONE), row(TWO, frontend=VIP.with_scope(Scope.INTERNAL))]
     report = compared(rows, (OUTSIDE, ONE), (POD, TWO), (POD, ONE), (OUTSIDE, TWO)).report()
     assert (report.same, report.differs) == (2, 2)
+    (service,) = report.services
+    assert [(each.client, each.expected) for each in service.examples] == [
+        ("10.244.1.9:40000/TCP", ["10.244.2.1:8080/TCP"]),
+        ("192.0.2.7:40000/TCP", ["10.244.1.1:8080/TCP"]),
+    ]
+
+
+def test_only_what_changed_is_unknown_for_a_while() -> None:
+    """A backend that left, and one that came: for CHANGE_S. A frontend that is the same object is compared at once."""
+    other = L3n4Addr.parse("10.96.0.2:80")
+    same, expected, found = row(ONE, frontend=other), ExpectedBackends(lambda _: False), ComparedFlows()
+    expected.take(State(1, (row(ONE), same)), 0.0)
+    expected.take(State(2, (row(TWO), same)), 100.0)
+    for now, frontend, answering in (
+        (101.0, VIP, ONE),  # it had that backend a moment ago
+        (101.0, VIP, TWO),
+        (101.0, other, TWO),
+        (100.0 + CHANGE_S + 0.1, VIP, ONE),
+    ):
+        found.add(NewConnection(OUTSIDE, frontend, answering), expected, now)
+    report = found.report()
+    assert (report.unknown, report.same, report.differs) == (1, 1, 2)
+    assert {each.frontend: each.differs for each in report.services} == {
+        "10.96.0.1:80/TCP": 1,
+        "10.96.0.2:80/TCP": 1,
+    }
+    expected.take(State(3, (same,)), 200.0)
+    found.add(NewConnection(OUTSIDE, VIP, TWO), expected, 201.0)
+    assert found.report().flows == 4, "it is no frontend any more"
+
+
+def test_frontends_with_differences_come_first() -> None:
+    other = L3n4Addr.parse("10.96.0.2:80")
+    expected, found = ExpectedBackends(lambda _: False), ComparedFlows()
+    expected.take(State(1, (row(ONE), row(ONE, frontend=other))), 0.0)
+    for frontend, answering in ((VIP, ONE), (other, TWO), (other, TWO)):
+        found.add(NewConnection(OUTSIDE, frontend, answering), expected, 60.0)
+    assert [(each.frontend, each.differs) for each in found.report().services] == [
+        ("10.96.0.2:80/TCP", 2),
+        ("10.96.0.1:80/TCP", 0),
+    ]
 
 
 def test_a_change_a_moment_ago_is_not_held_against_the_proxy() -> None:
