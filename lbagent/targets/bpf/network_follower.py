@@ -61,6 +61,7 @@ class NetworkFollower:
         self._xdp_in_use = asyncio.Event()
         self._hops_wanted = asyncio.Event()
         self._plan_written = asyncio.Event()
+        self._has_planned = False
         self.watcher.on_forgotten = self._hops_wanted.set
         self._network_changed = asyncio.Event()
 
@@ -147,8 +148,9 @@ class NetworkFollower:
 
     def paths_planned(self) -> None:
         """Take note that a plan is written: the neighbours to keep resolved, and the backends in use, may have changed."""
-        if self.finder.settle():
+        if self.finder.settle() or self._has_planned:  # the very first plan needs nothing that is gone
             self._plan_written.set()
+        self._has_planned = True
         self._use_hops()
 
     def _use_hops(self) -> None:
