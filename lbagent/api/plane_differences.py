@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from msgspec import Struct
 
-from lbagent.errors import NotFound, TimedOut
+from lbagent.errors import LbError, NotFound, TimedOut
 from lbagent.render.renderer_types import Difference
 from lbagent.sync.runner import TargetRunner
 from lbagent.targets.data_plane import DataPlane
@@ -41,20 +42,43 @@ class RepairRequest(Struct):
 
 
 async def differences(runners: Sequence[TargetRunner], renderer: str) -> list[DifferenceRow]:
-    """Return the differences of a data plane, '' of each. Raises NotFound, TimedOut before the start, LbError, OSError."""
-    return [
-        DifferenceRow.of(plane.name, found) for plane in _chosen(runners, renderer) for found in await plane.verify()
-    ]
+    """Return the differences of a data plane, '' of each.
+
+    Raises NotFound, TimedOut before the start, LbError, OSError. Of several data planes, one that cannot be compared is a
+    difference itself: it hides no difference of the others.
+    """
+    return await _of_each(_chosen(runners, renderer), _differences)
 
 
 async def repair(runners: Sequence[TargetRunner], renderer: str) -> list[DifferenceRow]:
     """Repair what differs, and return it; `repaired`: a second look does not find it. Raises as `differences`."""
+    return await _of_each(_chosen(runners, renderer), _repaired)
+
+
+async def _of_each(
+    planes: Sequence[DataPlane], rows_of: Callable[[DataPlane], Coroutine[Any, Any, list[DifferenceRow]]]
+) -> list[DifferenceRow]:
     rows = []
-    for plane in _chosen(runners, renderer):
-        if found := await plane.repair():
-            left = await _left(plane, found)
-            rows += [DifferenceRow.of(plane.name, each, repaired=each not in left) for each in found]
+    for plane in planes:
+        try:
+            if not plane.first_pass.is_set():
+                raise TimedOut(f"{plane.name} has no state in force yet; `lbagent status` shows what it waits for")
+            rows += await rows_of(plane)
+        except (LbError, OSError) as error:
+            if len(planes) == 1:
+                raise
+            rows.append(DifferenceRow.of(plane.name, Difference("differs", f"it cannot be compared: {error}")))
     return rows
+
+
+async def _differences(plane: DataPlane) -> list[DifferenceRow]:
+    return [DifferenceRow.of(plane.name, found) for found in await plane.verify()]
+
+
+async def _repaired(plane: DataPlane) -> list[DifferenceRow]:
+    found = await plane.repair()
+    left = await _left(plane, found) if found else ()
+    return [DifferenceRow.of(plane.name, each, repaired=each not in left) for each in found]
 
 
 async def _left(plane: DataPlane, found: Sequence[Difference]) -> Sequence[Difference]:
@@ -74,7 +98,4 @@ def _chosen(runners: Sequence[TargetRunner], renderer: str) -> list[DataPlane]:
     if not chosen:
         names = ", ".join(plane.name for plane in planes)
         raise NotFound(f"renderer {renderer!r} is none of this agent's: it has {names}")
-    for plane in chosen:
-        if not plane.first_pass.is_set():
-            raise TimedOut(f"{plane.name} has no state in force yet; `lbagent status` shows what it waits for")
     return chosen

@@ -23,7 +23,7 @@ from lbagent.api.listed_services import ServedServices
 from lbagent.api.named_backends import services_left_empty
 from lbagent.api.operator_states import SetBy
 from lbagent.api.server import ApiServer
-from lbagent.errors import LastBackend, NotFound
+from lbagent.errors import LastBackend, LbError, NotFound
 from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import run_whole
@@ -109,6 +109,7 @@ class Agent:
         self.name = "bpf"  # of the data plane
         self.differences: list[Difference] = []
         self.repairs = True  # `repair` repairs
+        self.comparison_error = ""
         self.said_pods: list[str] = []
         self.pods: dict[str, list[L3n4Addr]] = {
             "shop/web-0": [L3n4Addr.parse("10.0.0.9:8080/TCP"), L3n4Addr.parse("10.0.0.10:8080/TCP")]
@@ -228,6 +229,8 @@ class Agent:
         return self.current.generation
 
     async def verify(self) -> Sequence[Difference]:
+        if self.comparison_error:
+            raise LbError(self.comparison_error)
         return self.differences
 
     async def repair(self) -> Sequence[Difference]:

@@ -184,6 +184,15 @@ def test_verify_says_what_the_agent_finds(lb: Run, bpffs: Path, agent: Agent) ->
     assert lb("verify", "--bpffs", str(bpffs)).code == 0
 
 
+def test_verify_ends_with_the_error_of_a_comparison_that_fails(lb: Run, bpffs: Path, agent: Agent) -> None:
+    """Never with 0: nothing is known then."""
+    agent.bpffs = str(bpffs)
+    agent.comparison_error = "the maps cannot be read"
+    done = lb("verify")
+    assert (done.code, done.out) == (1, "")
+    assert "the maps cannot be read" in done.err
+
+
 def test_status_without_an_agent(lb: Run, bpffs: Path, tmp_path: Path) -> None:
     done = lb("status", "--bpffs", str(bpffs), "--socket", str(tmp_path / "none.sock"))
     assert done.code == 5

@@ -91,6 +91,17 @@ def test_it_is_repaired_without_a_command(lab: Lab, renderer: str, deed: Callabl
     assert set(made.http()) == {"b1", "b2", "b3"}
 
 
+@pytest.mark.parametrize(("renderer", "deed"), [("bpf", delete_slots), ("nftables", delete_frontends)])
+def test_a_change_of_a_service_in_between_hides_nothing(lab: Lab, renderer: str, deed: Callable[[Lab], None]) -> None:
+    """Another program deletes something; then the agent writes an unrelated change, before it compares."""
+    made = started(lab, "--renderer", renderer, "--resync-interval", "2s")
+    deed(lab)
+    made.dns().write(made.folder)
+    wait_for(lambda: "e2e/dns" in made.agent.cli("svc", "list").stdout, "the new Service", 15)
+    wait_for(lambda: not differences(made), "the repair", 15)
+    assert set(made.http()) == {"b1", "b2", "b3"}
+
+
 @pytest.mark.parametrize("renderer", ["bpf", "nftables"])
 def test_manifests_are_compared_without_an_agent(lab: Lab, renderer: str) -> None:
     made = started(lab, "--renderer", renderer)

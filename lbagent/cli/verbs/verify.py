@@ -12,7 +12,7 @@ from lbagent.api.client import AgentClient
 from lbagent.cli.options import form_option, pins_option, socket_option
 from lbagent.cli.output import document
 from lbagent.cli.setting_options import RULE_SETTINGS, from_flags, setting_options
-from lbagent.errors import LbError, NotFound
+from lbagent.errors import AgentUnreachable, LbError, NotFound, TimedOut
 
 SETTLE_S = 1.0  # an entry that changes while the maps are read one after another looks inconsistent: read again
 BPF = "bpf"
@@ -176,12 +176,10 @@ def _pins_of(client: AgentClient) -> str | None:
 
 
 def _found_by(client: AgentClient, renderer: str) -> list[Row]:
-    """Return what the agent finds; nothing when it does not answer."""
+    """Return what the agent finds; nothing when it does not answer any more, or has no state in force yet. Raises LbError."""
     try:
         return _asked(client, renderer)
-    except NotFound:
-        raise
-    except LbError:
+    except (AgentUnreachable, TimedOut):
         return []
 
 

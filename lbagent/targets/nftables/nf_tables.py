@@ -49,6 +49,7 @@ _ELEMENTS_BYTES = MAX_BYTES - 1024  # of the attribute with the elements of a me
 _TIMEOUT_S = 30.0
 _TRIES = 20  # reads that another transaction interrupted
 _ACCEPT = 1
+_DORMANT = 1  # NFT_TABLE_F_DORMANT
 _VERDICT_WORDS = {code: word for word, code in (VERDICTS | CHAIN_VERDICTS).items()}
 
 
@@ -344,6 +345,11 @@ class NfTables:
                 return None
             raise
         return read_comment(attributes_of(found).get(6, b""))
+
+    def is_dormant(self, table: str) -> bool:
+        """Return whether the chains of a table have no effect: it has the flag `dormant`. Raises OSError (ENOENT: no such one)."""
+        (found,) = self._ask(GET_TABLE, _ACK, text(1, table))
+        return bool(read_u32(attributes_of(found)[2]) & _DORMANT)
 
     def generation(self) -> int:
         """Return the number of the last transaction in this network namespace. Raises OSError."""

@@ -192,7 +192,9 @@ class NftPlane(PlainPlane):
             await asyncio.sleep(self.config.resync_interval)
             await self.ready.wait()
             try:
-                found = await self.repair() if await self.writer.is_touched() else ()
+                # what differed is compared again: the metric is that of the last comparison
+                is_due = await self.writer.is_touched() or self.difference_count
+                found = await self.repair() if is_due else ()
             except (LbError, OSError) as error:
                 log.error("the table could not be compared", extra={"error": str(error)})
                 continue

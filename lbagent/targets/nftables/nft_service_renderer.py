@@ -128,7 +128,8 @@ class NftServiceRenderer:
         rules.set_devices(place.devices)
         for name, rows in _by_name(service.svcs for service in snapshot.services).items():
             rules.update(name, rows)
-        chains = [Difference("differs", f"the rules of chain {name} were changed") for name in table.changed_chains()]
+        chains = table.faults(rules.base)
+        chains += [Difference("differs", f"the rules of chain {name} were changed") for name in table.changed_chains()]
         return [*chains, *findings(table.read(), self._opened().with_refused(rules.elements()))]
 
     def capabilities(self) -> frozenset[str]:

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from lbagent.errors import KernelError, Refused
 from lbagent.model.family import Family
+from lbagent.render.renderer_types import Difference
 from lbagent.targets.nftables import nf_tables
 from lbagent.targets.nftables.chains import TableSettings, Way, base_chains
 from lbagent.targets.nftables.map_specs import MAPS, MARKER, WORD, Element, MapSpec
@@ -50,7 +51,10 @@ class NftTable:
     def __init__(self, name: str) -> None:
         self.name = name
         self._kernel = NfTables()
-        self._written: list[RuleRow] | None = None  # the rules, as they were after the last write of chains
+        self.transactions = 0  # that this object has sent, each with at least one message
+        self._written: dict[str, list[bytes]] = {}  # the rules of each chain, as they were after its last write
+        self._unread: set[str] = set()  # chains that were written since
+        self._is_unread = True  # all of them
 
     def close(self) -> None:
         """Close the socket; the table stays."""
@@ -107,8 +111,13 @@ class NftTable:
         batch += self._chain_messages(chains)
         for name, content in elements.items():
             batch += nf_tables.elements(NEW_ELEMENT, table, MAPS[name], list(content.items()))
-        self._kernel.transact(batch)
-        self._written = None
+        self._is_unread = True
+        self._transact(batch)
+
+    def _transact(self, batch: list[Message]) -> None:
+        if batch:
+            self._kernel.transact(batch)
+            self.transactions += 1
 
     def _chain_messages(self, chains: Mapping[str, Chain]) -> Iterator[Message]:
         for name, chain in chains.items():
@@ -119,6 +128,7 @@ class NftTable:
 
     def write(self, change: RuleSetDiff) -> int:
         """Put a difference in force; return how many transactions that took. Raises KernelError: what is before it stays."""
+        self._unread.update(change.new_chains, change.gone_chains)
         last = change.last_slots()
         batch = list(self._chain_messages(change.new_chains))
         for name, content in change.deleted.items():
@@ -126,23 +136,33 @@ class NftTable:
             batch += self._elements(DEL_ELEMENT, name, {key: each for key, each in content.items() if key not in gone})
         for name, content in change.added.items():
             batch += self._elements(NEW_ELEMENT, name, content)
-        self._kernel.transact(batch)
+        self._transact(batch)
         after = [message for name, content in last.items() for message in self._elements(DEL_ELEMENT, name, content)]
         # A chain goes with its rules, before the chains that they lead to.
         for name in change.gone_chains:
             after += [nf_tables.delete_rules(self.name, name), nf_tables.delete_chain(self.name, name)]
-        self._kernel.transact(after)
-        if change.new_chains or change.gone_chains:
-            self._written = None
+        self._transact(after)
         return bool(batch) + bool(after)
 
     def _elements(self, kind: int, name: str, content: Mapping[bytes, Element]) -> Iterator[Message]:
         return nf_tables.elements(kind, self.name, MAPS[name], list(content.items()))
 
     def remember(self) -> None:
-        """Take the rules as they are for the wanted ones, where some were written since the last call. Raises OSError."""
-        if self._written is None:
-            self._written = self._kernel.rules(self.name)
+        """Take the rules of the chains that were written since the last call as the wanted ones. Raises OSError.
+
+        Other chains may have been changed by another program meanwhile: their rules stay the wanted ones.
+        """
+        if not (self._is_unread or self._unread):
+            return
+        now = _by_chain(self._kernel.rules(self.name))
+        if self._is_unread:
+            self._written = now
+        for name in self._unread:
+            if name in now:
+                self._written[name] = now[name]
+            else:
+                self._written.pop(name, None)
+        self._unread, self._is_unread = set(), False
 
     def other_chains(self, chains: Mapping[str, Chain]) -> list[str]:
         """Return the chains beside these, each before those that it leads to. Raises OSError."""
@@ -154,6 +174,17 @@ class NftTable:
         there = {row.chain for row in self._kernel.rules(self.name)}
         return sorted(name for name, chain in chains.items() if chain.rules and name not in there)
 
+    def faults(self, base: Mapping[str, Chain]) -> list[Difference]:
+        """Return why the chains with a hook do not get the packets that they must. Raises OSError."""
+        found = []
+        if self._kernel.is_dormant(self.name):
+            found.append(Difference("differs", f"table inet {self.name} is dormant: its chains have no effect"))
+        for name, chain in base.items():
+            there = self._kernel.hook(self.name, name) if chain.hook else None
+            if there is not None and there != nf_tables.hook_of(chain):
+                found.append(Difference("differs", f"chain {name} has another hook or priority"))
+        return found
+
     def forget_clients(self, stale: Collection[tuple[bytes, bytes]]) -> int:
         """Delete the clients that affinity leads from a frontend to a backend; return how many. Raises OSError."""
         count = 0
@@ -164,22 +195,22 @@ class NftTable:
             for key, element in self._kernel.elements(self.name, spec).items():
                 if (key[width:], element.value) in stale:
                     with suppress(KernelError):  # it has expired
-                        self._kernel.transact(list(nf_tables.elements(DEL_ELEMENT, self.name, spec, [(key, element)])))
+                        self._transact(list(nf_tables.elements(DEL_ELEMENT, self.name, spec, [(key, element)])))
                         count += 1
         return count
 
     def changed_chains(self) -> list[str]:
         """Return the chains whose rules are not as they were written. Raises OSError."""
-        if self._written is None:
+        if self._is_unread:
             return []
-        now, before = _by_chain(self._kernel.rules(self.name)), _by_chain(self._written)
+        now, before = _by_chain(self._kernel.rules(self.name)), self._written
         return sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))
 
     def remove(self) -> bool:
         """Delete the table; return whether it was there. Raises NotOurs, KernelError."""
         if not self.exists():
             return False
-        self._kernel.transact([nf_tables.delete_table(self.name)])
+        self._transact([nf_tables.delete_table(self.name)])
         return True
 
 

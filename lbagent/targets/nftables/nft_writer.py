@@ -43,7 +43,8 @@ class NftWriter:
         self.conntrack = Conntrack()
         self.kept = 0  # frontends of an earlier agent that stay because a source is not complete
         self._busy = asyncio.Lock()  # one use of the table at a time
-        self._generation = -1  # of all tables, after the last write
+        self._generation = -1  # of all tables, after the last write or comparison
+        self._is_touched = False  # another program changed some table between two writes
         self._is_synced = self._must_compare = False
         self._is_moved = False  # the rules of all Services are made again
         self._removed = RemovedFrontends()
@@ -79,12 +80,16 @@ class NftWriter:
         """
         async with self._busy:
             was_synced, self._is_synced = self._is_synced and not self._must_compare, False
+            began, own = self.table.generation(), self.table.transactions
             if was_synced and kept is None:  # what breaks off is compared the next time
+                is_touched = self._is_touched or began != self._generation  # what is not compared may differ
                 await self._write_changes(services)
             else:
-                self._must_compare = False
+                self._must_compare = is_touched = False
                 await self._write_all(services, kept)
             self._generation = self.table.generation()
+            own = self.table.transactions - own
+            self._is_touched = is_touched or self._generation - began > own
             self._is_synced = kept is None
         self._report_unsupported()
         await self._end_connections()
@@ -186,10 +191,16 @@ class NftWriter:
         async with self._busy:
             if not self.table.exists():
                 return [Difference("missing", f"table inet {self.table.name} is not there")]
-            chains = self.table.changed_chains()
-            found = [Difference("differs", f"the rules of chain {name} were changed") for name in chains]
+            began = self.table.generation()
+            found = self.table.faults(self.rules.base)
+            found += [
+                Difference("differs", f"the rules of chain {name} were changed") for name in self.table.changed_chains()
+            ]
             there = await asyncio.to_thread(self.table.read)
-            return [*found, *findings(there, self.with_refused(self.rules.elements()))]
+            found += findings(there, self.with_refused(self.rules.elements()))
+            if not found and self._is_synced:
+                self._generation, self._is_touched = began, False
+            return found
 
     async def compared_with(self, services: Mapping[ServiceName, Rows]) -> list[Difference]:
         """Return in what the table differs from these Services, of which nothing is written. Raises NotOurs, OSError."""
@@ -201,7 +212,8 @@ class NftWriter:
             if not self.table.exists():
                 return [Difference("missing", f"table inet {self.table.name} is not there")]
             chains, there = rules.chains(), await asyncio.to_thread(self.table.read)
-            found = [Difference("stale", f"chain {name}") for name in self.table.other_chains(chains)]
+            found = self.table.faults(rules.base)
+            found += [Difference("stale", f"chain {name}") for name in self.table.other_chains(chains)]
             found += [Difference("missing", f"chain {name}") for name in self.table.missing_chains(chains)]
             return [*found, *findings(there, rules.elements())]
 
@@ -210,9 +222,9 @@ class NftWriter:
         return self._removed.added_to(elements)
 
     async def is_touched(self) -> bool:
-        """Return whether any program has changed any table since the last write. Raises OSError."""
+        """Return whether another program may have changed a table since everything was compared. Raises OSError."""
         async with self._busy:
-            return self.table.generation() != self._generation
+            return self._is_touched or self.table.generation() != self._generation
 
     def due(self) -> float | None:
         """Return when `write` has something to remove (monotonic seconds); None: it has not."""

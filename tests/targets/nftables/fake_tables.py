@@ -23,6 +23,7 @@ class Table:
         self.elements: dict[str, dict[bytes, Element]] = {}
         self.hooks: dict[str, tuple[int, int] | None] = {}
         self.rules: dict[str, list[bytes]] = {}
+        self.is_dormant = False
 
 
 class FakeNfTables:
@@ -63,7 +64,7 @@ class FakeNfTables:
     def _apply(self, kind: int, parts: dict[int, bytes]) -> None:
         name = read_text(parts[1])
         if kind == nf_tables.NEW_TABLE:
-            self.tables.setdefault(name, Table(read_comment(parts[6])))
+            self.tables.setdefault(name, Table(read_comment(parts[6]))).is_dormant = False
             return
         table = self._table(name)
         if kind == nf_tables.DEL_TABLE:
@@ -104,6 +105,10 @@ class FakeNfTables:
     def generation(self) -> int:
         """Return the number of the last transaction."""
         return self.number
+
+    def is_dormant(self, table: str) -> bool:
+        """Return whether the chains of a table have no effect."""
+        return self._table(table).is_dormant
 
     def elements(self, table: str, spec: MapSpec) -> dict[bytes, Element]:
         """Return the elements of a map."""

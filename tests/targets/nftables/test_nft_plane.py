@@ -19,6 +19,7 @@ from lbagent.targets.nftables.table_lock import TableLock
 from tests.targets.nftables.fake_tables import FakeNfTables, Table
 from tests.targets.nftables.made import row, wildcard
 from tests.targets.nftables.test_nft_writer import NoConnections
+from tests.targets.test_renderer_plane import eventually
 
 ROWS = (row("10.96.0.1:80", "10.0.0.1:80", "10.0.0.2:80"), wildcard("10.96.0.1"))
 OTHER_ROW = row("10.96.0.2:80", "10.0.0.3:80", name=ServiceName("default", "other"))
@@ -184,6 +185,61 @@ async def test_drift_is_put_right(kernel: FakeNfTables, caplog: pytest.LogCaptur
         await made.wake.wait()
     watching.cancel()
     assert "default/web 10.96.0.1:80/TCP: missing: backends4" in str(caplog.records[0].__dict__["difference"])
+    await made.reconcile(desired(*ROWS))
+    assert await made.verify() == []
+    made.close()
+
+
+async def test_drift_before_a_change_of_the_agent_is_put_right(kernel: FakeNfTables) -> None:
+    """A change of one Service compares nothing else: what another program did before it is still to be found."""
+    made = await opened(plane(resync_interval=1))
+    await made.reconcile(desired(*ROWS))
+    kernel.tables[NAME].elements["backends4"].clear()
+    kernel.number += 1
+    await made.reconcile(desired(*ROWS, OTHER_ROW))
+    made.wake.clear()
+    async with asyncio.timeout(10):
+        watching = asyncio.ensure_future(made.watch())
+        await made.wake.wait()
+    watching.cancel()
+    await made.reconcile(desired(*ROWS, OTHER_ROW))
+    assert len(kernel.tables[NAME].elements["backends4"]) == 3
+    assert await made.verify() == []
+    made.close()
+
+
+async def test_rules_that_another_program_changed_stay_a_difference_when_a_chain_comes(kernel: FakeNfTables) -> None:
+    made = await opened(plane())
+    await made.reconcile(desired(*ROWS))
+    kernel.tables[NAME].rules["postrouting"].clear()
+    backends = [f"10.0.1.{number}:80" for number in range(1, 8)]  # seven slots: a chain that no other Service has
+    await made.reconcile(desired(*ROWS, row("10.96.0.9:80", *backends, name=OTHER_ROW.name)))
+    assert list(map(str, await made.verify())) == ["differs: the rules of chain postrouting were changed"]
+    made.close()
+
+
+async def test_the_count_of_differences_is_0_after_a_repair(kernel: FakeNfTables) -> None:
+    made = await opened(plane(resync_interval=1))
+    await made.reconcile(desired(*ROWS))
+    made.wake.clear()
+    kernel.tables[NAME].elements["backends4"].clear()
+    kernel.number += 1
+    async with asyncio.timeout(10):
+        watching = asyncio.ensure_future(made.watch())
+        await made.wake.wait()
+        assert made.difference_count == 2
+        await made.reconcile(desired(*ROWS))
+        await eventually(lambda: made.difference_count == 0)
+    watching.cancel()
+    made.close()
+
+
+async def test_a_dormant_table_is_a_difference_and_repaired(kernel: FakeNfTables) -> None:
+    made = await opened(plane())
+    await made.reconcile(desired(*ROWS))
+    kernel.tables[NAME].is_dormant = True
+    text = f"differs: table inet {NAME} is dormant: its chains have no effect"
+    assert list(map(str, await made.repair())) == [text]
     await made.reconcile(desired(*ROWS))
     assert await made.verify() == []
     made.close()

@@ -161,6 +161,21 @@ def test_changed_rules_are_found(table: NftTable, space: Namespace) -> None:
     assert table.changed_chains() == ["services"]
 
 
+def test_chains_that_get_no_packets_are_found(table: NftTable, space: Namespace) -> None:
+    rules = rule_set(*ROWS)
+    table.create(rules.chains(), rules.elements(), fresh=True)
+    assert table.faults(rules.base) == []
+    nft(space, "add", "table", "inet", "lbagent", "{ flags dormant; }")
+    (found,) = table.faults(rules.base)
+    assert str(found) == "differs: table inet lbagent is dormant: its chains have no effect"
+    table.create(rules.chains(), {}, fresh=False)
+    assert table.faults(rules.base) == []
+    nft(space, "flush", "chain", "inet", "lbagent", "output")
+    nft(space, "delete", "chain", "inet", "lbagent", "output")
+    nft(space, "add", "chain", "inet", "lbagent", "output", "{ type nat hook output priority 7; }")
+    assert list(map(str, table.faults(rules.base))) == ["differs: chain output has another hook or priority"]
+
+
 def test_a_process_that_may_use_it(space: Namespace) -> None:
     assert space.call(unavailable_reason) == ""
     assert nft(space, "list", "ruleset") == ""

@@ -16,7 +16,7 @@ from lbagent.targets.nftables.backends_gone import Ended
 from lbagent.targets.nftables.chains import TableSettings
 from lbagent.targets.nftables.conntrack import Connection
 from lbagent.targets.nftables.map_specs import MARKER
-from lbagent.targets.nftables.nf_tables import NEW_ELEMENT
+from lbagent.targets.nftables.nf_tables import NEW_ELEMENT, Message
 from lbagent.targets.nftables.nft_writer import NftWriter
 from lbagent.targets.nftables.node_place import NodePlace
 from tests.targets.nftables.fake_tables import FakeNfTables, Table
@@ -203,6 +203,25 @@ def test_a_change_of_another_program_is_noticed() -> None:
     write(writer, *ROWS)
     assert not asyncio.run(writer.is_touched())
     kernel.number += 1
+    assert asyncio.run(writer.is_touched())
+    write(writer, *ROWS, OTHER_ROW)
+    assert asyncio.run(writer.is_touched()), "a change of one Service compares nothing else"
+    assert differences(writer) == []
+    assert not asyncio.run(writer.is_touched()), "everything was compared"
+
+
+def test_a_change_of_another_program_during_a_write_is_noticed() -> None:
+    kernel = FakeNfTables()
+    writer, _ = made(kernel)
+    write(writer, *ROWS)
+    transact = kernel.transact
+
+    def beside(messages: Sequence[Message]) -> None:
+        transact(messages)
+        kernel.number += 1
+
+    kernel.transact = beside  # type: ignore[method-assign]
+    write(writer, *ROWS, OTHER_ROW)
     assert asyncio.run(writer.is_touched())
 
 
