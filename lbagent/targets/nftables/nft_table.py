@@ -169,6 +169,10 @@ class NftTable:
         names = dict.fromkeys(row.chain for row in self._kernel.rules(self.name))
         return sorted((name for name in names if name not in chains), key=lambda name: -name.count("-"))
 
+    def other_hooked_chains(self, chains: Mapping[str, Chain]) -> list[str]:
+        """Return those of them that have a hook. Others get a packet only from an element, which is compared. Raises OSError."""
+        return [name for name in self.other_chains(chains) if self._kernel.hook(self.name, name) is not None]
+
     def missing_chains(self, chains: Mapping[str, Chain]) -> list[str]:
         """Return the chains with rules of which the table has none. Raises OSError."""
         there = {row.chain for row in self._kernel.rules(self.name)}

@@ -21,6 +21,7 @@ from lbagent.targets.nftables.findings import findings
 from lbagent.targets.nftables.map_specs import backend_value, frontend_key
 from lbagent.targets.nftables.nft_table import NftTable
 from lbagent.targets.nftables.node_place import NodePlace
+from lbagent.targets.nftables.removed_chains import RemovedChains
 from lbagent.targets.nftables.removed_frontends import RemovedFrontends
 from lbagent.targets.nftables.rule_set import CHUNK_ELEMENTS, Elements, RuleSet, RuleSetDiff, compare
 
@@ -48,6 +49,7 @@ class NftWriter:
         self._is_synced = self._must_compare = False
         self._is_moved = False  # the rules of all Services are made again
         self._removed = RemovedFrontends()
+        self._removed_chains = RemovedChains()
         self._use = BackendUse()
         self._stale_clients: set[tuple[bytes, bytes]] = set()  # frontend, backend: as keys and values of maps
         self._reported: set[tuple[ServiceName, str]] = set()
@@ -105,6 +107,8 @@ class NftWriter:
             if number % _BETWEEN_YIELDS == 0:
                 await asyncio.sleep(0)
         self._put(work)
+        if gone := self._removed_chains.expired(time.monotonic()):
+            self.transactions += self.table.write(gone)
         self.table.remember()
 
     def _changed(self, services: Mapping[ServiceName, Rows]) -> list[ServiceName]:
@@ -113,7 +117,9 @@ class NftWriter:
         return changed + [name for name, rows in services.items() if not _is_same(before.get(name, ()), rows)]
 
     def _put(self, change: RuleSetDiff) -> None:
-        self._removed.refuse(change, time.monotonic())
+        now = time.monotonic()
+        self._removed.refuse(change, now)
+        self._removed_chains.keep(change, now)
         if change:
             self.transactions += self.table.write(change)
 
@@ -142,6 +148,7 @@ class NftWriter:
                 if number % _BETWEEN_YIELDS == 0:
                     await asyncio.sleep(0)
         self._removed.forget()
+        self._removed_chains.forget()
         chains, elements = self.rules.chains(), self.rules.elements()
         self.transactions += 1
         if self.table.exists() and not self.table.is_usable(self.rules.base):
@@ -213,7 +220,7 @@ class NftWriter:
                 return [Difference("missing", f"table inet {self.table.name} is not there")]
             chains, there = rules.chains(), await asyncio.to_thread(self.table.read)
             found = self.table.faults(rules.base)
-            found += [Difference("stale", f"chain {name}") for name in self.table.other_chains(chains)]
+            found += [Difference("stale", f"chain {name}") for name in self.table.other_hooked_chains(chains)]
             found += [Difference("missing", f"chain {name}") for name in self.table.missing_chains(chains)]
             return [*found, *findings(there, rules.elements())]
 
@@ -228,7 +235,7 @@ class NftWriter:
 
     def due(self) -> float | None:
         """Return when `write` has something to remove (monotonic seconds); None: it has not."""
-        return self._removed.due()
+        return min((at for at in (self._removed.due(), self._removed_chains.due()) if at is not None), default=None)
 
     # --- connections and clients ---
 
