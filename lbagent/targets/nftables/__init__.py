@@ -24,7 +24,8 @@ difference of two), `nft_text` (the forms of `lbagent render`). The kernel: `nf_
 
 Transactions. What a Service needs is in one of them, so none is half there. A packet may meet the old verdict and the new
 backends: the verdict is looked up first. Slots therefore appear with or before a verdict that uses them, and disappear in a
-transaction of their own after it; chains without a use ten seconds later. A large load is cut between Services: each prefix is a smaller rule set that is correct.
+transaction of their own after it; chains without a use ten seconds later. A large load is cut between Services: each prefix is a
+smaller rule set that is correct.
 
 Netlink and not libnftables: libnftables lists the chains and sets of all tables before it adds a rule, and reads the whole map to
 add an element. Nothing but the own table is ever listed here.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lbagent.targets.nftables.chains import Way
 from lbagent.model.family import Family
+from lbagent.targets.nftables.chains import Way
 from lbagent.targets.nftables.removed_chains import KEPT_S, RemovedChains
 from lbagent.targets.nftables.rule_set import RuleSetDiff
 
