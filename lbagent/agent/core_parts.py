@@ -12,6 +12,7 @@ from lbagent.objects.source import Source
 from lbagent.sources.operator import OperatorSource
 from lbagent.sync.loop import SyncLoop
 from lbagent.targets.data_plane import DataPlane
+from lbagent.targets.renderers import TRANSLATING
 
 
 class CoreParts(NamedTuple):
@@ -29,3 +30,8 @@ class CoreParts(NamedTuple):
     def plane(self) -> DataPlane:
         """The serving data plane."""
         return self.planes[0]
+
+    @property
+    def translating(self) -> Sequence[DataPlane]:
+        """The serving data plane, and those that translate packets of another family."""
+        return [plane for plane in self.planes if plane is self.plane or plane.name in TRANSLATING]

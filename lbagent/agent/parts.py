@@ -104,6 +104,7 @@ def build_parts(core: CoreParts, announcing: Announcing | None, native: NativePo
     agent_status = AgentStatus(
         config.name_of_node,
         plane,
+        core.translating,
         loop,
         sources,
         drains,

@@ -80,7 +80,7 @@ class ConditionStatus(Struct):
 
 
 class Status(Struct):
-    """How the agent is. `ready`: the first full State is in the kernel."""
+    """How the agent is. `ready`: the first full State is in the kernel, of each family."""
 
     ready: bool
     version: str
@@ -114,16 +114,20 @@ class AgentStatus:
         self,
         node_name: str,
         plane: DataPlane,
+        translating: Sequence[DataPlane],
         loop: SyncLoop,
         sources: Sequence[Source],
         drains: Drains,
         conditions: ConditionMonitor,
         problem_texts: Callable[[], Sequence[str]],
     ) -> None:
-        """`problem_texts` returns the current findings of checks that `problems` of the status has."""
+        """The agent is ready when all of `translating` are, `plane` among them.
+
+        `problem_texts` returns the current findings of checks that `problems` of the status has.
+        """
         self._node_name = node_name
         self._plane, self._loop, self._sources, self._drains = plane, loop, sources, drains
-        self._problem_texts = problem_texts
+        self._translating, self._problem_texts = translating, problem_texts
         self._counted = (State(), 0)  # a State and how many Services it has
         self.conditions = conditions
         self.started = False
@@ -131,8 +135,8 @@ class AgentStatus:
 
     @property
     def ready(self) -> bool:
-        """Whether the first full State is in force and packets meet it."""
-        return self.started and self._plane.ready.is_set()
+        """Whether the first full State is in force in each data plane that translates, and packets meet it."""
+        return self.started and all(plane.ready.is_set() for plane in self._translating)
 
     def now(self) -> Status:
         """Return how the agent is."""

@@ -4,9 +4,9 @@ A data plane is a Target (sync/target_protocol.py): the loop gives it each State
 is one call: a plan is valid only for what is in force at that moment, so no caller can keep or compare one. Frontends that could
 not be planned or written are in `failing`.
 
-It also opens and closes, shows what it serves, and counts flows and packets. The agent has one *serving* data plane: it decides
-whether the agent is ready, and `svc list`, `status` and the metrics come from it. Further ones are opened, started and
-reconfigured as well, and serve after their own first pass. Maps, programs and chains stay behind this module. `features` names
+It also opens and closes, shows what it serves, and counts flows and packets. The agent has one *serving* data plane: `svc list`,
+`status` and the metrics come from it. Further ones are opened, started and reconfigured as well, and serve after their own first
+pass. The agent is ready when all that translate packets are. Maps, programs and chains stay behind this module. `features` names
 what a data plane can do; a method whose feature is not among them returns an empty value.
 """
 

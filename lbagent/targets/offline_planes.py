@@ -8,6 +8,7 @@ A module of `SHIPPED` may have these functions; one without them has nothing of 
 - `text_of(config, settings, state, form)`: what it would put in force, in one of its TEXT_FORMS, and
   `not_served(config, settings, state)`: what of Services it cannot do, one sentence each;
 - `compared(config, settings, state, repair=...)`: in what it differs from a State, and what is left of that after a repair;
+- `is_there(config)`: whether `compared` has anything to compare; without it, `compared` raises NotFound where it has not;
 - `left_serving(config)`: what serves without an agent, pairs of a word and a text for `lbagent status`.
 """
 
@@ -22,8 +23,9 @@ from msgspec.structs import replace
 
 from lbagent.config import Config
 from lbagent.config.renderer_words import DEFAULT, RendererSettings
-from lbagent.errors import ConfigError, Unsupported
+from lbagent.errors import ConfigError, NotFound, Unsupported
 from lbagent.model.check import Check, CheckGroup
+from lbagent.model.family import Family
 from lbagent.model.state import State
 from lbagent.render.renderer_names import SHIPPED, Unavailable, reason_of_plug_in
 from lbagent.render.renderer_types import Difference
@@ -110,6 +112,41 @@ def compared(config: Config, state: State, *, repair: bool) -> Compared:
     module, settings = _only(config, "compared", "without an agent, name one of these")
     found, left = module.compared(config, settings, state, repair=repair)
     return Compared(module.NAME, found, left)
+
+
+def compared_named(config: Config, state: State, *, repair: bool) -> list[Compared]:
+    """Do `compared`, and return it as a list of one."""
+    return [compared(config, state, repair=repair)]
+
+
+def compared_all(config: Config, state: State, *, repair: bool) -> list[Compared]:
+    """Compare each data plane that is there with a State, whatever --renderer names.
+
+    Of two that are there each is compared with the family whose frontends it has. Raises NotFound where none is there, and what
+    `compared` raises.
+    """
+    there: dict[str, Compared] = {}
+    absent = ""
+    for module in _modules_with("compared"):
+        try:
+            if not hasattr(module, "is_there") or module.is_there(config):
+                there[module.NAME] = compared(replace(config, renderer=(module.NAME,)), state, repair=False)
+        except NotFound as error:
+            absent = absent or str(error)
+    if not there:
+        raise NotFound(absent)
+    if len(there) == 1 and not repair:
+        return list(there.values())
+    words = [f"{name}{_family_word(done.found, state) if len(there) > 1 else ''}" for name, done in there.items()]
+    return [compared(replace(config, renderer=(word,)), state, repair=repair) for word in words]
+
+
+def _family_word(found: Sequence[Difference], state: State) -> str:
+    """Return the setting of the one family of which not every frontend is missing; '' where both are served, or none."""
+    missing = {each.frontend for each in found if each.kind == "missing"}
+    frontends = [svc.frontend for svc in state.services if not svc.wildcard]
+    served = {Family.of(each.address) for each in frontends if each.with_protocol() not in missing}
+    return f"=family=ipv{served.pop().digit}" if len(served) == 1 else ""
 
 
 def _only(config: Config, function: str, advice: str) -> tuple[Any, RendererSettings]:

@@ -129,3 +129,34 @@ def test_manifests_are_compared_without_an_agent(lab: Lab, renderer: str) -> Non
         assert all(row["repaired"] for row in differences(made, *words, "--repair"))
         assert differences(made, *words) == []
         assert set(made.http()) == {"b1", "b2"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "renderers"),
+    [
+        (("--renderer", "nftables"), {"nftables"}),
+        (("--renderer", "bpf"), {"bpf"}),
+        (("--renderer", "bpf=family=ipv4", "--renderer", "nftables=family=ipv6"), {"bpf", "nftables"}),
+    ],
+)
+def test_manifests_are_compared_with_what_is_there(lab: Lab, arguments: tuple[str, ...], renderers: set[str]) -> None:
+    """Without --renderer: the data planes that are there, each with the family that it serves."""
+    made = started(lab, *arguments)
+    words = ("-f", str(made.folder), "--node", NODE, "--pod-device", "pod*", "--bpffs", str(lab.bpffs), *NODE_IP)
+    wait_for(lambda: all(each["in_sync"] for each in made.agent.json("status")["targets"]), "all data planes")
+    assert made.agent.stop() == 0
+    assert differences(made, *words) == []
+    made.web("b1", "b2").write(made.folder)
+    found = differences(made, *words)
+    assert {row["renderer"] for row in found} == renderers
+    assert {row["service"] for row in found} <= {"e2e/web", None}
+    if renderers == {"nftables"}:
+        assert all(row["repaired"] for row in differences(made, *words, "--repair"))
+        assert differences(made, *words) == []
+
+
+def test_nothing_is_there_to_compare(lab: Lab) -> None:
+    made = Cluster(lab, "tc")
+    made.web().write(made.folder)
+    done = made.agent.cli("verify", "-f", str(made.folder), "--bpffs", str(lab.bpffs), check=False)
+    assert done.returncode == 3

@@ -22,7 +22,7 @@ Row = dict[str, Any]  # DifferenceRow (api/plane_differences.py)
 @click.command()
 @socket_option
 @pins_option
-@click.option("--renderer", default="", metavar="NAME", help="Only this data plane (default: each one of the agent).")
+@click.option("--renderer", default="", metavar="NAME", help="Only this data plane (default: each one that is there).")
 @click.option(
     "-f",
     "--manifests",
@@ -69,7 +69,7 @@ def verify(
     such data plane. 5: this needs an agent, and none answers.
     """
     if folder:
-        given = {"node_name": node, "node_ip": node_ip, "renderer": (renderer or BPF,), "bpffs": bpffs}
+        given = {"node_name": node, "node_ip": node_ip, "renderer": (renderer,) if renderer else (), "bpffs": bpffs}
         rows, is_good = _of_manifests(folder, {**flags, **given}, repair=repair)
     else:
         rows, is_good = _of_agent(AgentClient(socket), renderer, bpffs, repair=repair), True
@@ -192,20 +192,23 @@ def _of_manifests(folder: str, given: dict[str, Any], *, repair: bool) -> tuple[
 
     from lbagent.agent.layer_settings import resolve_options
     from lbagent.sources.folder.resolve_path import resolve_path
-    from lbagent.targets.offline_planes import compared
+    from lbagent.targets.offline_planes import compared_all, compared_named
 
-    (renderer,) = given["renderer"]
-    _require_known(renderer.partition("=")[0])
+    renderer = given["renderer"][0] if given["renderer"] else ""
+    if renderer:
+        _require_known(renderer.partition("=")[0])
     config = from_flags({key: value for key, value in given.items() if value})
     objects = resolve_path(folder, replace(resolve_options(config), keep_existing=False))
     for message in objects.messages:
         click.echo(str(message), err=True)
     try:
-        done = compared(config, objects.state, repair=repair)
+        compare = compared_named if renderer else compared_all
+        every = compare(config, objects.state, repair=repair)
     except OSError as error:
-        raise LbError(f"{renderer}: {error.strerror or error}") from error
+        raise LbError(f"{renderer or 'nftables'}: {error.strerror or error}") from error
     rows = [
         _row(done.name, each.kind, each.detail, each.service, each.frontend, repaired=repair and each not in done.left)
+        for done in every
         for each in done.found
     ]
     return rows, all(message.warning for message in objects.messages)

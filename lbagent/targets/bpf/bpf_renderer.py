@@ -64,15 +64,19 @@ def compared(
 ) -> tuple[Sequence[Difference], Sequence[Difference]]:
     """Return in what the pinned maps differ from a State, twice. Raises NotFound, KernelError, and Refused with `repair`."""
     from lbagent.maps.kernel_maps import KernelMaps
+    from lbagent.model.family import Family
+    from lbagent.model.state import State
     from lbagent.targets.bpf.maps_compared import maps_compared
 
+    if settings.family is not None:
+        rows = [svc for svc in state.services if Family.of(svc.frontend.address) is settings.family]
+        state = State(state.generation, tuple(rows))
     with KernelMaps.open(config.bpffs, create=False) as maps:
         found = maps_compared(maps, state)
     if found and repair:
         raise AgentUnreachable(
             "only an agent repairs maps: start `lbagent agent` with these manifests; nothing was changed"
         )
-    del settings
     return found, found
 
 

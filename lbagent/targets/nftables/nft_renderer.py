@@ -81,6 +81,11 @@ def compared(
     return table_compared(table, config.name_of_node, config.pod_device, state, repair=repair)
 
 
+def is_there(config: Config) -> bool:
+    """Return whether the table is there; only the table of the default name."""
+    return bool(translates(config))
+
+
 def _with_family(settings: RendererSettings) -> dict[str, str]:
     family = {"family": f"ipv{settings.family.digit}"} if settings.family is not None else {}
     return settings.settings | family
