@@ -9,13 +9,15 @@ from typing import Any
 
 from msgspec import Struct
 
-from lbagent.errors import LbError, NotFound, TimedOut
+from lbagent.errors import ConfigError, LbError, NotFound, TimedOut
 from lbagent.render.renderer_types import Difference
 from lbagent.sync.runner import TargetRunner
 from lbagent.targets.data_plane import DataPlane
 
 REPAIR_S = 5.0  # for one data plane; what differs longer counts as not repaired
 CHECK_INTERVAL_S = 0.1
+KUBE_PROXY = "kube-proxy"  # the name of its rules beside the names of data planes
+CANNOT_REPAIR = "kube-proxy's rules are not lbagent's: kube-proxy writes them; leave out --repair"
 
 
 class DifferenceRow(Struct, frozen=True):
@@ -46,13 +48,33 @@ async def differences(runners: Sequence[TargetRunner], renderer: str) -> list[Di
 
     Raises NotFound, TimedOut before the start, LbError, OSError. Of several data planes, one that cannot be compared is a
     difference itself: it hides no difference of the others.
+
+    `kube-proxy` is no data plane of lbagent: its rules are compared with the State of the first one; NotFound where there are none.
     """
+    if renderer == KUBE_PROXY:
+        return await _of_kube_proxy(runners)
     return await _of_each(_chosen(runners, renderer), _differences)
 
 
 async def repair(runners: Sequence[TargetRunner], renderer: str) -> list[DifferenceRow]:
     """Repair what differs, and return it; `repaired`: a second look does not find it. Raises as `differences`."""
+    if renderer == KUBE_PROXY:
+        raise ConfigError(CANNOT_REPAIR)
     return await _of_each(_chosen(runners, renderer), _repaired)
+
+
+async def _of_kube_proxy(runners: Sequence[TargetRunner]) -> list[DifferenceRow]:
+    from lbagent.targets.kube_proxy.compared import compared_with
+
+    plane: DataPlane = runners[0].target  # type: ignore[assignment]
+    _require_state(plane)
+    found = await compared_with(lambda: plane.current_state)
+    return [DifferenceRow.of(KUBE_PROXY, each) for each in found]
+
+
+def _require_state(plane: DataPlane) -> None:
+    if not plane.first_pass.is_set():
+        raise TimedOut(f"{plane.name} has no state in force yet; `lbagent status` shows what it waits for")
 
 
 async def _of_each(
@@ -61,8 +83,7 @@ async def _of_each(
     rows = []
     for plane in planes:
         try:
-            if not plane.first_pass.is_set():
-                raise TimedOut(f"{plane.name} has no state in force yet; `lbagent status` shows what it waits for")
+            _require_state(plane)
             rows += await rows_of(plane)
         except (LbError, OSError) as error:
             if len(planes) == 1:

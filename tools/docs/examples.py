@@ -87,6 +87,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "bgp peers": (("lbagent bgp peers -o json", "List the BGP sessions as JSON."),),
     "verify": (
         ("lbagent verify", "Compare the data planes with what was written; exit code 1 if one differs."),
+        ("lbagent verify --renderer kube-proxy", "Compare kube-proxy's nftables rules with the agent's objects."),
         ("lbagent verify --renderer nftables -f manifests --repair", "Compare a table with manifests, and repair it."),
     ),
     "shadow": (("lbagent shadow report", "Show what another proxy decides differently."),),

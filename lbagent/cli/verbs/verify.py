@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,17 +12,29 @@ from lbagent.api.client import AgentClient
 from lbagent.cli.options import form_option, pins_option, socket_option
 from lbagent.cli.output import document
 from lbagent.cli.setting_options import RULE_SETTINGS, from_flags, setting_options
-from lbagent.errors import AgentUnreachable, LbError, NotFound, TimedOut
+from lbagent.errors import AgentUnreachable, ConfigError, LbError, NotFound, TimedOut
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lbagent.model.state import State
+    from lbagent.render.renderer_types import Difference
 
 SETTLE_S = 1.0  # an entry that changes while the maps are read one after another looks inconsistent: read again
 BPF = "bpf"
+KUBE_PROXY = "kube-proxy"  # its own rules, not a data plane of lbagent
 Row = dict[str, Any]  # DifferenceRow (api/plane_differences.py)
 
 
 @click.command()
 @socket_option
 @pins_option
-@click.option("--renderer", default="", metavar="NAME", help="Only this data plane (default: each one that is there).")
+@click.option(
+    "--renderer",
+    default="",
+    metavar="NAME",
+    help="Only this data plane (default: each one that is there), or kube-proxy: its own nftables rules.",
+)
 @click.option(
     "-f",
     "--manifests",
@@ -63,10 +75,11 @@ def verify(
 
     The agent compares each of its data planes with what it wrote. BPF maps are also read here, with or without an agent: slots,
     backends, path records, tables, the prefilter. With -f the maps, or the table of nftables, are compared with manifests; the
-    settings below must be those of the agent.
+    settings below must be those of the agent. kube-proxy's rules (mode nftables) are compared with the agent's objects, also those
+    of `agent --shadow`, or with manifests.
 
     Exit code 0: nothing differs, with --repair everything is repaired. 1: at least one difference is named. 2: wrong usage. 3: no
-    such data plane. 5: this needs an agent, and none answers.
+    such data plane, or no table of kube-proxy. 5: this needs an agent, and none answers.
     """
     if folder:
         given = {"node_name": node, "node_ip": node_ip, "renderer": (renderer,) if renderer else (), "bpffs": bpffs}
@@ -87,7 +100,8 @@ def verify(
 def _of_agent(client: AgentClient, renderer: str, bpffs: str, *, repair: bool) -> list[Row]:
     """Return the differences that the agent finds, and those within the maps. Raises LbError."""
     if renderer and renderer != BPF:
-        _require_known(renderer)
+        if renderer != KUBE_PROXY:
+            _require_known(renderer)
         return _asked(client, renderer, repair=repair)
     pins = _pins_of(client)
     if repair or (renderer and pins == ""):
@@ -192,18 +206,25 @@ def _of_manifests(folder: str, given: dict[str, Any], *, repair: bool) -> tuple[
 
     from lbagent.agent.layer_settings import resolve_options
     from lbagent.sources.folder.resolve_path import resolve_path
-    from lbagent.targets.offline_planes import compared_all, compared_named
+    from lbagent.targets.offline_planes import Compared, compared_all, compared_named
 
     renderer = given["renderer"][0] if given["renderer"] else ""
-    if renderer:
+    if renderer == KUBE_PROXY:
+        del given["renderer"]
+        if repair:
+            raise ConfigError("kube-proxy's rules are not lbagent's: kube-proxy writes them; leave out --repair")
+    elif renderer:
         _require_known(renderer.partition("=")[0])
     config = from_flags({key: value for key, value in given.items() if value})
     objects = resolve_path(folder, replace(resolve_options(config), keep_existing=False))
     for message in objects.messages:
         click.echo(str(message), err=True)
     try:
-        compare = compared_named if renderer else compared_all
-        every = compare(config, objects.state, repair=repair)
+        if renderer == KUBE_PROXY:
+            every: Sequence[Compared] = [Compared(KUBE_PROXY, _of_kube_proxy(objects.state), ())]
+        else:
+            compare = compared_named if renderer else compared_all
+            every = compare(config, objects.state, repair=repair)
     except OSError as error:
         raise LbError(f"{renderer or 'nftables'}: {error.strerror or error}") from error
     rows = [
@@ -212,3 +233,12 @@ def _of_manifests(folder: str, given: dict[str, Any], *, repair: bool) -> tuple[
         for each in done.found
     ]
     return rows, all(message.warning for message in objects.messages)
+
+
+def _of_kube_proxy(state: State) -> Sequence[Difference]:
+    """Return in what kube-proxy's rules differ from a State. Raises NoProxyTable, OSError."""
+    import asyncio
+
+    from lbagent.targets.kube_proxy.compared import compared_with
+
+    return asyncio.run(compared_with(lambda: state))

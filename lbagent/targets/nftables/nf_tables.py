@@ -1,7 +1,7 @@
 """Netlink messages of nf_tables: batches that are one transaction, and reading of one table.
 
-Source: include/uapi/linux/netfilter/{nf_tables,nfnetlink}.h. Nothing of another table is ever read. All calls block; a batch of
-2,000 elements takes some milliseconds.
+Source: include/uapi/linux/netfilter/{nf_tables,nfnetlink}.h. The data plane reads nothing of another table; targets/kube_proxy
+reads the table of kube-proxy. All calls block; a batch of 2,000 elements takes some milliseconds.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _REQUEST, _ACK, _DUMP, _CREATE, _APPEND = 1, 4, 0x300, 0x400, 0x800
 _ERROR, _DONE, _INTERRUPTED = 2, 3, 0x10  # NLM_F_DUMP_INTR
 _INET, _UNSPECIFIED = 1, 0  # NFPROTO_*
+NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
 _HOOKS = {"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrouting": 4}
 _MESSAGE = struct.Struct("=IHHII")
 _HEADER = struct.Struct("!BBH")  # family, version, resource id
@@ -77,6 +78,11 @@ def new_table(name: str, comment: str) -> Message:
     return Message(
         NEW_TABLE, _CREATE, text(1, name) + u32(2, 0) + attribute(6, _comment(comment)), f"table inet {name}"
     )
+
+
+def set_dormant(name: str, *, dormant: bool) -> Message:
+    """Take the chains of a table out of the path of packets, or put them back; what it has stays."""
+    return Message(NEW_TABLE, 0, text(1, name) + u32(2, _DORMANT if dormant else 0), f"table {name}")
 
 
 def delete_table(name: str) -> Message:
@@ -227,7 +233,9 @@ def is_our_comment(comment: str) -> bool:
 class NfTables:
     """A socket for nf_tables of the calling thread's network namespace. Raises OSError where the kernel has none."""
 
-    def __init__(self) -> None:
+    def __init__(self, family: int = _INET) -> None:
+        """Use the tables of a family: a number of NFPROTO_*."""
+        self._family = family
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_NETFILTER)
         self._socket.bind((0, 0))
         self._socket.settimeout(_TIMEOUT_S)
@@ -250,7 +258,7 @@ class NfTables:
         parts = [_packed(_BATCH_BEGIN, _REQUEST, begin, _HEADER.pack(_UNSPECIFIED, 0, SUBSYSTEM))]
         for number, message in enumerate(messages, begin + 1):
             flags = message.flags | _REQUEST | (_ACK if number == begin + len(messages) else 0)
-            body = _HEADER.pack(_INET, 0, 0) + message.body
+            body = _HEADER.pack(self._family, 0, 0) + message.body
             parts.append(_packed(SUBSYSTEM << 8 | message.kind, flags, number, body))
         last = begin + len(messages)
         self._sequence = last + 1
@@ -309,7 +317,7 @@ class NfTables:
     def _answers(self, kind: int, flags: int, body: bytes) -> Iterator[bytes]:
         self._sequence += 1
         mine = self._sequence
-        self._send(_packed(SUBSYSTEM << 8 | kind, _REQUEST | flags, mine, _HEADER.pack(_INET, 0, 0) + body))
+        self._send(_packed(SUBSYSTEM << 8 | kind, _REQUEST | flags, mine, _HEADER.pack(self._family, 0, 0) + body))
         interrupted = False
         while True:
             for found, found_flags, sequence, answer in self._receive():
@@ -337,7 +345,7 @@ class NfTables:
     # --- what is there ---
 
     def comment(self, table: str) -> str | None:
-        """Return the comment of a table of the family inet; None: there is none. Raises OSError."""
+        """Return the comment of a table; None: there is no such table. Raises OSError."""
         try:
             (found,) = self._ask(GET_TABLE, _ACK, text(1, table))
         except OSError as error:
@@ -366,6 +374,21 @@ class NfTables:
                         key, element = read_element(item)
                         out[key] = element
         return out
+
+    def element_attributes(self, table: str, name: str) -> list[dict[int, bytes]]:
+        """Return the attributes (NFTA_SET_ELEM_*) of the elements of a set. Raises OSError (ENOENT: no such one)."""
+        return [
+            attributes_of(item)
+            for message in self._dump(GET_ELEMENT, text(1, table) + text(2, name))
+            for kind, value in read_attributes(message)
+            if kind == 3
+            for _, item in read_attributes(value)
+        ]
+
+    def set_timeout_ms(self, table: str, name: str) -> int:
+        """Return after how many milliseconds an element of a set ends; 0: never. Raises OSError (ENOENT: no such one)."""
+        (found,) = self._ask(GET_SET, _ACK, text(1, table) + text(2, name))
+        return int.from_bytes(attributes_of(found).get(11, b""), "big")
 
     def rules(self, table: str) -> list[RuleRow]:
         """Return the rules of a table, chain by chain. Raises OSError."""
