@@ -27,5 +27,7 @@ async def compared_with(current: Callable[[], State]) -> Sequence[Difference]:
 
 def compared_once(state: State) -> list[Difference]:
     """Return what differs from a State. Raises NoProxyTable, OSError."""
-    local = {key.address for key, row in state.by_frontend.items() if row.type is SVCType.NODE_PORT and any(key.address)}
+    local = {
+        key.address for key, row in state.by_frontend.items() if row.type is SVCType.NODE_PORT and any(key.address)
+    }
     return list(proxy_differences(read_tables(local), state))

@@ -45,7 +45,7 @@ def verify(
 
 
 def found(space: Namespace, **more: Any) -> set[tuple[str, str, str, str]]:
-    """Return what differs, but for ALWAYS."""
+    """Return what differs, without ALWAYS."""
     done = verify(space, "-o", "json", **more)
     assert done.returncode == 1, done
     rows = json.loads(done.stdout)
