@@ -20,6 +20,7 @@ from lbagent.agent import layer_settings
 from lbagent.agent.config_in_force import ConfigInForce
 from lbagent.agent.core_parts import CoreParts
 from lbagent.agent.frontend_owners import FrontendOwners
+from lbagent.agent.migration import Migration
 from lbagent.agent.notify import keep_watchdog, notify, wait_at_start
 from lbagent.agent.parts import Parts, build_parts, capabilities
 from lbagent.agent.reload import Follower, Reloader
@@ -52,15 +53,40 @@ def run_agent(load: Callable[[], Config]) -> None:
 
     Raises LbError with the exit code of what could not be done.
     """
-    config = load()
+    migration = Migration(load)
+    config = migration.load()
     logs.setup(config.log_format, config.log_level)
     logs.take_stderr()
     if config.artifact and not os.path.isfile(config.artifact):
         raise ConfigError(f"--artifact {config.artifact}: no such file; nothing was loaded")
     tune_allocator()
     sys.setswitchinterval(SWITCH_S)
+    while _runs_again(config, migration):
+        config = migration.load()
+
+
+def _runs_again(config: Config, migration: Migration) -> bool:
+    """Run an agent to its end; return whether a migration starts another one in its place. Raises LbError."""
+    request = migration.begin(config)
+    agent = Agent(config, migration)
     try:
-        asyncio.run(Agent(config, load).run())
+        _run(agent)
+    except LbError as error:
+        if request is None or not request.serves or agent.has_started:
+            raise
+        migration.failed(error)
+        return True
+    if agent.is_ending or migration.requested is None:
+        return False
+    if not migration.requested.serves:
+        migration.take_out(config)
+    return True
+
+
+def _run(agent: Agent) -> None:
+    """Run an agent to its end. Raises LbError."""
+    try:
+        asyncio.run(agent.run())
     except* LbError as group:
         raise _first(group) from None
 
@@ -76,20 +102,36 @@ def _first(group: BaseExceptionGroup[LbError]) -> LbError:
 class Agent:
     """One run of the daemon."""
 
-    def __init__(self, config: Config, load: Callable[[], Config]) -> None:
+    def __init__(self, config: Config, migration: Migration) -> None:
         self._config = config
-        self._load = load
+        self._migration = migration
         self._stop = asyncio.Event()
+        self._is_ending = False  # by a signal
+        migration.again = self._stop.set
         self._reload = asyncio.Event()
         self._closing = ExitStack()
         self._planes: Sequence[DataPlane] = ()  # the serving one first
         self._started = False
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether a signal ended it."""
+        return self._is_ending
+
+    @property
+    def has_started(self) -> bool:
+        """Whether it served, or compared."""
+        return self._started
+
+    def _end(self) -> None:
+        self._is_ending = True
+        self._stop.set()
+
     async def run(self) -> None:
         """Start everything in order, serve, and stop without touching the datapath."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._end)
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)  # during the start too: it would end the process
         with self._closing:
             try:
@@ -105,7 +147,8 @@ class Agent:
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not serving.done():
-            notify("STOPPING=1")
+            if self._migration.requested is None:
+                notify("STOPPING=1")
             log.info("stopping; what is in force continues to serve")
             serving.cancel()
         with suppress(asyncio.CancelledError):
@@ -152,7 +195,7 @@ class Agent:
             from lbagent.agent.announcing import build_announcing
 
             announcing = build_announcing(core, file, pools)
-        return build_parts(core, announcing, build_native(sources, plane))
+        return build_parts(core, self._migration, announcing, build_native(sources, plane))
 
     # --- running ---
 
@@ -194,7 +237,9 @@ class Agent:
         if parts.native is not None:
             group.create_task(parts.native.reset.run(lambda: loop.settled(plane)))
             group.create_task(parts.native.source.follow_maps(lambda: loop.settled(plane)))
-        group.create_task(Reloader(in_force, loop, parts.core.planes, followers, self._load, self._reload).run())
+        group.create_task(
+            Reloader(in_force, loop, parts.core.planes, followers, self._migration.load, self._reload).run()
+        )
         await parts.status.conditions.look()  # `status` is complete from the start
         group.create_task(parts.status.conditions.run())
         group.create_task(keep_watchdog())

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lbagent.agent.core_parts import CoreParts
+from lbagent.agent.migration import Migration
 from lbagent.api.agent_status import AgentStatus
 from lbagent.api.backend_requests import BackendRequests
 from lbagent.api.capabilities import (
@@ -13,6 +14,7 @@ from lbagent.api.capabilities import (
     data_planes,
     kube_proxy,
     metrics,
+    migration_requests,
     native_pools,
     node_backends,
     other_proxy,
@@ -66,6 +68,7 @@ class Parts(NamedTuple):
     """The parts that the agent starts. `announcing` is there with --announce, `native` with --apilb."""
 
     core: CoreParts
+    migration: Migration
     node_servers: NodeServers
     states: OperatorStates
     drains: Drains
@@ -74,7 +77,9 @@ class Parts(NamedTuple):
     native: NativePools | None
 
 
-def build_parts(core: CoreParts, announcing: Announcing | None, native: NativePools | None) -> Parts:
+def build_parts(
+    core: CoreParts, requests: Migration, announcing: Announcing | None, native: NativePools | None
+) -> Parts:
     """Build what serves requests and looks after the agent."""
     config, loop, plane, sources = core.in_force.config, core.loop, core.plane, core.sources
 
@@ -111,7 +116,7 @@ def build_parts(core: CoreParts, announcing: Announcing | None, native: NativePo
         ConditionMonitor(running_checks(checked, core.planes)),
         lambda: current_texts(checked, "state-dir-unusable", "announcing-failed", "setting-not-in-force"),
     )
-    return Parts(core, node_servers, states, drains, agent_status, announcing, native)
+    return Parts(core, requests, node_servers, states, drains, agent_status, announcing, native)
 
 
 def _failing_backends(plane: DataPlane) -> Collection[L3n4Addr]:
@@ -133,6 +138,7 @@ def capabilities(parts: Parts) -> list[Bound]:
     ]
     if in_force.config.shadow:
         bound.append(bind(other_proxy.CAPABILITY, cast("ComparingPlane", plane).compared))
+    bound.append(bind(migration_requests.CAPABILITY, parts.migration))
     if parts.announcing is not None:
         bound.append(bind(bgp.CAPABILITY, parts.announcing.speaker))
         bound.append(bind(vips.CAPABILITY, parts.announcing.announcer))

@@ -132,6 +132,11 @@ class AgentClient:
         report: dict[str, Any] = self._send("reset_shadow", {"reset": True})
         return report
 
+    def request_migration(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Have an agent with --shadow serve, or only compare again (MigrationRequest); return its state before."""
+        before: dict[str, Any] = self._send("request_migration", wanted)
+        return before
+
     def wait_change(self, generation: int, timeout_s: float) -> int:
         """Return the agent's generation when it differs from `generation`, or after `timeout_s`."""
         query = {"generation": generation, "timeout_s": timeout_s}

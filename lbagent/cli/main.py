@@ -43,6 +43,7 @@ VERBS = {
     "bgp": ("lbagent.cli.verbs.vip:bgp", "Announcement of addresses by BGP: peers."),
     "verify": ("lbagent.cli.verbs.verify:verify", "Compare data planes with what they must be, and repair."),
     "shadow": ("lbagent.cli.verbs.shadow:shadow", "What lbagent would do otherwise than another proxy: report."),
+    "migrate": ("lbagent.cli.verbs.migrate:migrate", "Replace kube-proxy on this node, and back."),
     "doctor": ("lbagent.cli.verbs.doctor:doctor", "Show what this machine supports and what will be used."),
     "renderers": ("lbagent.cli.verbs.renderers:renderers", "List the data planes of `agent --renderer`."),
     "bpf": ("lbagent.cli.verbs.bpf:bpf", "The programs: build."),

@@ -27,7 +27,7 @@ from lbagent.errors import ConfigError, NotFound, Unsupported
 from lbagent.model.check import Check, CheckGroup
 from lbagent.model.family import Family
 from lbagent.model.state import State
-from lbagent.render.renderer_names import SHIPPED, Unavailable, reason_of_plug_in
+from lbagent.render.renderer_names import NOT_BUILT, SHIPPED, Unavailable, reason_of_plug_in
 from lbagent.render.renderer_types import Difference
 from lbagent.targets.renderers import chosen
 
@@ -75,6 +75,21 @@ def checks_of_data_planes() -> list[Check[Any]]:
 def removers() -> list[Remover]:
     """Return the function of each data plane that removes what an agent left in the kernel."""
     return [module.remove for module in _modules_with("remove")]
+
+
+def take_out(config: Config) -> list[str]:
+    """Remove what the data planes of --renderer have in force; return it, one line each. Raises Conflict, KernelError."""
+    gone: list[str] = []
+    for each in chosen(config):
+        module = import_module(SHIPPED[each.name]) if each.is_shipped else None
+        if hasattr(module, "remove"):
+            gone += module.remove(config, lambda: None)  # type: ignore[union-attr]
+    return gone
+
+
+def unavailable_reason(name: str) -> str:
+    """Return why this process cannot use a shipped data plane here; '' when it can."""
+    return str(import_module(SHIPPED[name]).unavailable()) if SHIPPED[name] else NOT_BUILT
 
 
 class RenderedText(NamedTuple):

@@ -13,6 +13,7 @@ import pytest
 from lbagent.api.capabilities import CAPABILITIES, capability, every_capability, route_of
 from lbagent.api.capability import Bound, ListedFields, Route, bind
 from lbagent.api.client import AgentClient
+from lbagent.api.migration_answers import MigrationRequest
 from lbagent.api.named_backends import NamedBackends
 from lbagent.api.plane_differences import RepairRequest
 from lbagent.api.server import ApiServer
@@ -50,7 +51,7 @@ def test_records_and_handlers(route: Route[Any]) -> None:
     """Records are there; an answer takes the part, and the query or the body."""
     if route.body:
         assert route.method == "PUT"
-        assert issubclass(record_of(route.body), (NamedBackends, RepairRequest, ShadowReset))
+        assert issubclass(record_of(route.body), (MigrationRequest, NamedBackends, RepairRequest, ShadowReset))
     assert (
         isinstance(route.record, ListedFields) or route.is_text or issubclass(record_of(route.record), msgspec.Struct)
     )

@@ -92,6 +92,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "shadow": (("lbagent shadow report", "Show what another proxy decides differently."),),
     "shadow report": (("lbagent shadow report -o json --reset", "Print the report as JSON, and begin again."),),
+    "migrate": (
+        ("lbagent migrate --from kube-proxy", "Show what differs, and the plan. Nothing is changed."),
+        ("lbagent migrate --from kube-proxy --yes --renderer nftables", "Take over this node's Services."),
+        ("lbagent migrate --from kube-proxy --back", "Give them back."),
+    ),
     "doctor": (
         ("lbagent doctor --device eth0", "Show what this machine supports."),
         ("lbagent doctor --kubernetes", "Look for rules of kube-proxy too."),

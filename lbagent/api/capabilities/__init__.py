@@ -22,6 +22,7 @@ CAPABILITIES: dict[str, tuple[str, ...]] = {
     "kube_proxy": (),
     "traffic": (),
     "other_proxy": ("shadow", "reset_shadow"),
+    "migration_requests": ("migration", "request_migration"),
     "bgp": ("bgp_peers",),
     "vips": ("vips", "why_vip"),
     "native_pools": ("apilb",),

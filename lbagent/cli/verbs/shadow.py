@@ -33,6 +33,12 @@ def report(socket: str, reset: bool, form: str) -> int:
     if form != "text":
         output.document(found, form)
         return int(found["differs"] > 0)
+    show_report(found)
+    return int(found["differs"] > 0)
+
+
+def show_report(found: dict[str, Any]) -> None:
+    """Print the counts, and examples of what differs."""
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(found["since"]))
     counts = ", ".join(f"{found[word]} {word}" for word in ("same", "differs", "unknown"))
     click.echo(f"{found['flows']} connections since {since}: {counts}")
@@ -45,4 +51,3 @@ def report(socket: str, reset: bool, form: str) -> int:
                 wanted = ", ".join(each["expected"]) or "none"
                 got = each["got"] or "none"
                 click.echo(output.printable(f"  {each['client']}: got {got}, expected {wanted}: {each['why']}"))
-    return int(found["differs"] > 0)

@@ -132,7 +132,7 @@ class ProxyRules:
         return self._of_chain(verdict.chain, source, _MAX_DEPTH) or frozenset()
 
     def _of_chain(self, name: str, source: Source, depth: int) -> frozenset[tuple[bytes, int]] | None:
-        """Return the backends that a chain may choose; None: a packet leaves it untranslated, and the rules behind a jump are next."""
+        """Return the backends that a chain may choose; None: a packet leaves it untranslated."""
         known = self._targets.get((name, source))
         if known is not None:
             return known

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 
 from lbagent.config import Config
 from lbagent.config.renderer_words import renderer_words
-from lbagent.errors import LbError
+from lbagent.errors import KernelError, LbError
 from lbagent.targets.nftables.map_specs import MAPS
 from lbagent.targets.nftables.nft_settings import parsed, table_settings
 from lbagent.targets.nftables.nft_table import NftTable, NotOurs
 from lbagent.targets.nftables.table_lock import TableLock
 
 NAME = "nftables"
+RETIRE_S = 0.1  # a packet that chose its backend is through the other chains
 
 
 def table_of(config: Config) -> str:
@@ -36,6 +38,9 @@ def remove(config: Config, before: Callable[[], None]) -> list[str]:
             lock.take()
             try:
                 before()
+                with suppress(KernelError):  # a table that is not complete
+                    table.retire()
+                    time.sleep(RETIRE_S)
                 table.remove()
             finally:
                 lock.release()

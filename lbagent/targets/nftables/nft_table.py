@@ -210,6 +210,10 @@ class NftTable:
         now, before = _by_chain(self._kernel.rules(self.name)), self._written
         return sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))
 
+    def retire(self) -> None:
+        """Leave new connections to other programs; those that the table translates stay translated. Raises KernelError."""
+        self._transact([nf_tables.delete_rules(self.name, chain) for chain in ("prerouting", "output")])
+
     def remove(self) -> bool:
         """Delete the table; return whether it was there. Raises NotOurs, KernelError."""
         if not self.exists():

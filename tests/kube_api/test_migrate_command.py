@@ -1,0 +1,170 @@
+"""`lbagent migrate --from kube-proxy`, there and back, beside a real kube-proxy: under load, with open connections."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kube_api.cluster import NODE, Cluster
+from tests.kube_api.control_plane import MERGE
+from tests.kube_api.migration import MigratingNode
+from tests.kube_api.programs import Programs, find_kube_proxy
+from tests.kube_api.test_migration import IN_FLIGHT
+from tests.lab import cgroup
+from tests.lab.netns import wait_for
+from tests.lab.topology import Lab
+from tests.lab.traffic import Load
+
+pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.early]
+MIGRATE = ("migrate", "--from", "kube-proxy")
+
+
+@pytest.fixture
+def node(cluster: Cluster, programs: Programs) -> Iterator[MigratingNode]:
+    """A node that kube-proxy serves, with an agent that only compares, and without another chain of type nat."""
+    binary = find_kube_proxy()
+    if binary is None:
+        pytest.skip(f"missing: kube-proxy, in KUBE_PROXY or on PATH ({programs.apiserver} is of this machine)")
+    before = cluster.plane.ask("GET", f"/api/v1/nodes/{NODE}")["status"]["addresses"]
+    with cgroup.made() as group:
+        try:
+            with Lab(tag="migrate-") as lab:
+                one = MigratingNode(lab, cluster, binary, "nftables", group, "tc")
+                for family in ("ip", "ip6"):
+                    nft(one, f"delete table {family} cni")
+                one.start_kube_proxy()
+                one.agent.arguments = ["--shadow", "--socket-lb", "--cgroup", str(group)]
+                with cgroup.joined(group):
+                    one.agent.start()
+                    yield one
+        finally:
+            cluster.plane.ask("PATCH", f"/api/v1/nodes/{NODE}/status", {"status": {"addresses": before}}, MERGE)
+
+
+def nft(node: MigratingNode, *words: str) -> str:
+    argv = node.lab.node.command(["nft", *words[0].split(), *words[1:]])
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+
+def dormant(node: MigratingNode) -> list[bool]:
+    return ["flags dormant" in nft(node, f"list table {family} kube-proxy") for family in ("ip", "ip6")]
+
+
+def migrate(node: MigratingNode, *words: str, code: int = 0) -> str:
+    done = node.agent.cli(*MIGRATE, *words, check=False)
+    assert done.returncode == code, (done.stdout, done.stderr, node.agent.tail())
+    return done.stdout + done.stderr
+
+
+def failures(loads: dict[str, Load]) -> dict[str, list[str]]:
+    assert all(load.tally.total > 100 for load in loads.values())
+    return {place: load.tally.failures for place, load in loads.items() if load.tally.failures}
+
+
+def serves(node: MigratingNode) -> bool:
+    return bool(node.agent.api.migration()["serves"])
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("renderer", ["nftables", "bpf"])
+def test_there_and_back(node: MigratingNode, renderer: str) -> None:
+    """No connection ends and no request fails; with bpf, one on its way may be lost while devices get programs."""
+    allowed = 0 if renderer == "nftables" else IN_FLIGHT
+    earlier = node.open()
+    with node.asked() as loads:
+        shown = migrate(node)
+    assert "no differences" in shown
+    assert failures(loads) == {}
+    assert (serves(node), dormant(node)) == (False, [False, False])
+
+    with node.asked() as loads:
+        migrate(node, "--yes", "--renderer", renderer)
+    assert all(len(found) <= allowed for found in failures(loads).values()), failures(loads)
+    assert (serves(node), dormant(node)) == (True, [True, True])
+    assert earlier.go_on()
+    later = node.open()
+    with node.asked() as loads:
+        node.kube_proxy.stop()
+        node.agent.stop()
+        node.agent.start()
+        assert serves(node), "a restart with --shadow serves on"
+        assert "nothing to do" in migrate(node, "--yes")
+    assert failures(loads) == {}
+    assert earlier.go_on()
+    assert later.go_on()
+
+    with node.asked() as loads:
+        migrate(node, "--back")
+        node.start_kube_proxy()
+    assert all(len(found) <= allowed for found in failures(loads).values()), failures(loads)
+    assert (serves(node), dormant(node)) == (False, [False, False])
+    assert "lbagent" not in nft(node, "list tables")
+    assert earlier.go_on()
+    if renderer == "nftables":
+        assert later.go_on()
+    else:
+        assert later.go_on("node")  # connected to the backend itself; nf_conntrack does not have the others
+    with node.asked() as loads:
+        wait_for(lambda: node.agent.api.shadow()["same"] > 0, "compared connections")
+    assert failures(loads) == {}
+
+
+@pytest.mark.timeout(300)
+def test_back_needs_rules_that_are_up_to_date(node: MigratingNode, cluster: Cluster) -> None:
+    """kube-proxy was stopped, and an object has changed since: lbagent serves until kube-proxy has it."""
+    migrate(node, "--yes", "--renderer", "nftables")
+    node.kube_proxy.stop()
+    cluster.delete_service("dns")
+    wait_for(lambda: "dns" not in {each["name"] for each in node.agent.api.services()}, "the end of the Service")
+    shown = migrate(node, "--back", code=1)
+    assert "default/dns 10.96.0.53:53/UDP: stale" in shown
+    assert "continues to serve" in shown
+    assert (serves(node), dormant(node)) == (True, [False, False])
+    node.kube_proxy.start()
+    migrate(node, "--back")
+    assert (serves(node), dormant(node)) == (False, [False, False])
+
+
+@pytest.mark.timeout(300)
+def test_a_difference_prevents_the_switch(node: MigratingNode) -> None:
+    nft(node, "add element ip kube-proxy service-nodeports { tcp . 30999 : drop }")
+    for words in ((), ("--yes", "--renderer", "nftables")):
+        assert "10.77.0.1:30999/TCP: stale" in migrate(node, *words, code=1)
+        assert (serves(node), dormant(node)) == (False, [False, False])
+    migrate(node, "--yes", "--renderer", "nftables", "--despite-differences")
+    assert (serves(node), dormant(node)) == (True, [True, True])
+
+
+@pytest.mark.timeout(300)
+def test_what_cannot_serve_changes_nothing(node: MigratingNode) -> None:
+    """A table of our name that is another program's: the agent cannot serve, and compares again."""
+    nft(node, "add table inet lbagent")
+    shown = migrate(node, "--yes", "--renderer", "nftables", code=4)
+    assert "table inet lbagent is not lbagent's" in shown
+    assert (serves(node), dormant(node)) == (False, [False, False])
+    assert migrate(node, "--yes", "--renderer", "nonsense", code=2)
+    assert "lbagent-migration" not in nft(node, "list tables")
+    nft(node, "delete table inet lbagent")
+    nft(node, "delete table ip kube-proxy")
+    nft(node, "delete table ip6 kube-proxy")
+    for words in ((), ("--yes",), ("--back",)):
+        migrate(node, *words, code=3)
+
+
+@pytest.mark.timeout(300)
+def test_cleanup_gives_the_node_back(node: MigratingNode) -> None:
+    """kube-proxy cannot start with dormant rules: they are in force before the data plane goes."""
+    migrate(node, "--yes", "--renderer", "nftables")
+    node.agent.stop()
+    earlier = node.open()
+    with node.asked() as loads:
+        done = node.agent.cli("cleanup")
+    assert "put table ip kube-proxy in force" in done.stdout
+    assert failures(loads) == {}
+    assert earlier.go_on()
+    assert dormant(node) == [False, False]
+    assert "lbagent" not in nft(node, "list tables")
+    node.agent.start()
+    assert not serves(node)
