@@ -15,7 +15,7 @@ FOCUS ?= \[sig-network\]
 CPUS := $(shell nproc)
 JOBS ?= $(shell echo $$(( $(CPUS) < 3 ? 3 * $(CPUS) : 8 )))
 QUICK_JOBS ?= $(shell echo $$(( $(CPUS) < 5 ? 2 * $(CPUS) : $(CPUS) + 4 )))
-.PHONY: help setup build demo demo-k8s demo-cloud demo-apilb demo-shell fetch test test-quick e2e-cluster bench bench-apilb bench-cloud bench-compare chaos fuzz mutants lint format docs man charts vm-test clean need-root
+.PHONY: help setup build demo demo-k8s demo-cloud demo-apilb demo-shell fetch test test-quick e2e-cluster bench bench-apilb bench-cloud bench-compare chaos oracle fuzz mutants lint format docs man charts vm-test clean need-root
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ bench-compare: need-root build ## compare the packet programs with those of anot
 
 chaos: need-root build ## break everything around the agent for ten minutes and check its clients (SEED=: the same order of faults)
 	@exec $(PYTHON) -m tests.chaos $(if $(filter command line environment,$(origin SEED)),--seed $(SEED)) $(ARGS)
+
+oracle: need-root build ## serve random folders by BPF and by nftables and print what differs (N=300: number of folders, SEED=: the same folders)
+	@exec $(PYTHON) -m tests.oracle --folders $(if $(filter command line environment,$(origin N)),$(N),300) $(if $(filter command line environment,$(origin SEED)),--seed $(SEED)) $(ARGS)
 
 fuzz: need-root build ## run random and invalid packets through the programs (N=1000000: number of packets)
 	@exec $(PYTHON) -m tests.packet.fuzz $(N) $(ARGS)

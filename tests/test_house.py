@@ -29,6 +29,7 @@ WHOLE = {
     "docs",
     "packaging",
     "mutants",
+    "oracle",
     "kube_api",
     "conformance",
 }  # tests of the whole system, and their helpers

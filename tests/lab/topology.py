@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -151,6 +151,17 @@ class Lab:
             for net in (f"{net4}.", f"{net6}::"):
                 space.ip(f"neigh replace {net}1 lladdr {here} dev {device} nud permanent")
                 self.node.ip(f"neigh replace {net}2 lladdr {there} dev {node_device} nud permanent")
+
+    def freeze_clients(self, sources: Mapping[int, Sequence[str]]) -> None:
+        """Make further addresses of the client permanent neighbours of the node."""
+        mac = self.client.mac("c0").hex(":")
+        self.node.ip(
+            *(
+                f"neigh replace {each} lladdr {mac} dev wan nud permanent"
+                for group in sources.values()
+                for each in group
+            )
+        )
 
     # --- servers ---
 

@@ -109,8 +109,29 @@ class Way(NamedTuple):
             yield f"sticky-{name}", Chain((rule(known), rule(goto(name))))
             name = f"sticky-{name}"
         if self.check:
-            listed = is_in((*frontend(family), source(family)), f"ranges{family.digit}", inverted=self.check == "allow")
-            yield f"{self.check}-{name}", Chain((rule(listed, verdict(DROPPED)), rule(goto(name))))
+            yield f"{self.check}-{name}", _checked(family, self.check, name)
+
+
+class Refusal(NamedTuple):
+    """Packets of a frontend without backends that has source ranges: only clients that are admitted get an answer."""
+
+    family: Family
+    check: str  # allow, deny
+
+    @property
+    def name(self) -> str:
+        """The name of the chain."""
+        return f"{self.check}-refused{self.family.digit}"
+
+    def chains(self) -> Iterator[tuple[str, Chain]]:
+        """Yield the chain."""
+        yield self.name, _checked(self.family, self.check, "refused")
+
+
+def _checked(family: Family, check: str, chain: str) -> Chain:
+    """Return a chain that leads admitted clients to another one, and drops the packets of others."""
+    listed = is_in((*frontend(family), source(family)), f"ranges{family.digit}", inverted=check == "allow")
+    return Chain((rule(listed, verdict(DROPPED)), rule(goto(chain))))
 
 
 class Sticky(NamedTuple):
@@ -135,7 +156,7 @@ class Sticky(NamedTuple):
         yield self.name, Chain(tuple(rules))
 
 
-Need = Way | Sticky
+Need = Way | Refusal | Sticky
 
 
 def is_plain_pattern(pattern: str) -> bool:

@@ -19,7 +19,7 @@ from lbagent.model.backend import Backend
 from lbagent.model.family import Family
 from lbagent.model.maglev import lookup_table
 from lbagent.model.service import CIDR, SVC, Algorithm, SVCNatPolicy, SVCType
-from lbagent.targets.nftables.chains import DROPPED, REFUSED, Hashed, Need, Sticky, Way
+from lbagent.targets.nftables.chains import DROPPED, REFUSED, Hashed, Need, Refusal, Sticky, Way
 from lbagent.targets.nftables.map_specs import (
     INSIDE_OFFSET,
     Element,
@@ -114,11 +114,11 @@ class _Builder:
         inside = row.frontend.scope is Scope.INTERNAL
         name = f"internal{digit}" if inside else f"frontends{digit}"
         backends = [each for each in row.selectable if each.address.family is family]
+        check = ("deny" if row.source_ranges_deny else "allow") if row.check_source_range else ""
         if not backends:
-            self._add(name, key, DROPPED if row.no_local_backend else REFUSED, comment)
+            self._without_backends(name, key, row, check)
             return
         slots, hashed = _slots(row, backends)
-        check = ("deny" if row.source_ranges_deny else "allow") if row.check_source_range else ""
         sticky = row.session_affinity
         if sticky and self._as_text and family is Family.IPV6:
             sticky, hashed = False, "client"
@@ -129,13 +129,28 @@ class _Builder:
         if row.type is not SVCType.CLUSTER_IP:
             self._add(f"external{digit}", key, None, comment)
         if check:
-            for first, last in _disjoint(row.source_ranges):
-                self._add(f"ranges{digit}", range_key(key, first, last), None, comment)
+            self._ranges(key, row)
         if sticky:
             noted = Sticky(family, row.affinity_timeout_s)
             self._needs.add(noted)
             self._add(f"sticky{digit}", key, f"jump {noted.name}", comment)
         self._local.update(each.address.address for each in backends if self._is_local(each))
+
+    def _without_backends(self, name: str, key: bytes, row: SVC, check: str) -> None:
+        if row.no_local_backend:
+            way = DROPPED
+        elif check:
+            refusal = Refusal(row.frontend.family, check)
+            self._needs.add(refusal)
+            way = f"goto {refusal.name}"
+            self._ranges(key, row)
+        else:
+            way = REFUSED
+        self._add(name, key, way, comment_of(row))
+
+    def _ranges(self, key: bytes, row: SVC) -> None:
+        for first, last in _disjoint(row.source_ranges):
+            self._add(f"ranges{row.frontend.family.digit}", range_key(key, first, last), None, comment_of(row))
 
     def _slots(self, name: str, key: bytes, slots: Sequence[Backend], offset: int) -> None:
         values = {each.address: Element(backend_value(each.address.address, each.address.port)) for each in slots}

@@ -220,6 +220,13 @@ def test_source_ranges(served: Cluster, policy: str) -> None:
                         traffic.connect(vip, 80, timeout_s=1)
     with served.lab.namespaces["b3"].entered():  # the ClusterIP has no ranges
         assert traffic.http_get("10.96.9.9", 80).backend == "b3"
+    put(served.folder, "ranges.yaml", yaml.safe_dump_all(objects[:1]))
+    served.wait_backends(Manifest("ranges", ("10.96.9.9", "fd00:96::909"), []))
+    for vip in EXTERNAL:  # nor do those that are not admitted learn that there is no backend
+        for who in ("outside", "pod"):
+            refused = (who == "outside") == (policy == "allow")
+            with place_of(served, who).entered(), pytest.raises(ConnectionRefusedError if refused else TimeoutError):
+                traffic.connect(vip, 80, timeout_s=1)
 
 
 def bound(vip: str, port: int = 0) -> socket.socket:

@@ -76,6 +76,19 @@ def test_ranges_that_exclude() -> None:
     )
 
 
+def test_ranges_of_a_frontend_without_backends() -> None:
+    """Who is not admitted gets no answer, as with backends; others are refused."""
+    ranges = (CIDR.parse("10.0.0.0/8"),)
+    empty = row("10.1.1.1:80", check_source_range=True, source_ranges=ranges)
+    rules = rule_set(empty)
+    assert words(rules, "frontends4")[0].endswith("goto allow-refused4")
+    assert len(words(rules, "ranges4")) == 1
+    assert [rule.text for rule in rules.chains()["allow-refused4"].rules] == [
+        "ip daddr . meta l4proto . th dport . ip saddr != @ranges4 drop",
+        "goto refused",
+    ]
+
+
 def test_affinity() -> None:
     rules = rule_set(row("10.96.0.1:80", ONE, TWO, session_affinity=True))
     assert words(rules, "frontends4")[0].endswith("goto sticky-random4-2")
