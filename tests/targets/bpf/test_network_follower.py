@@ -143,6 +143,8 @@ def test_a_neighbour_that_no_backend_needs_any_more_is_released(node: Node) -> N
         here.follower.backends_in_use = lambda: [backend(address, "elsewhere") for address in in_use]
         here.want(*in_use)
         await here.until(lambda: keeper.kept == here.hops(*in_use))
+        await here.resolved(*NEAR)
+        await asyncio.sleep(0.3)  # the answers have arrived: a change of the network would renew all paths
         in_use[:] = NEAR[:1]
         here.want(*in_use)  # also after a change of the network: plans have what is there
         await here.until(lambda: keeper.kept == here.hops(*NEAR[:1]))
