@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.kube_api.cluster import HOME, NODE, Cluster, collection
 from tests.kube_api.control_plane import MERGE
 from tests.kube_api.kube_proxy import KubeProxy
+from tests.kube_api.programs import Programs, find_kube_proxy
 from tests.kube_api.proxy import Proxy
-from tests.lab import traffic
+from tests.lab import cgroup, traffic
 from tests.lab.agent import START_TIMEOUT_S, KubeAgent
 from tests.lab.manifests import Endpoint, Manifest
 from tests.lab.netns import wait_for
@@ -33,6 +36,7 @@ OPEN = 4  # open connections per place and address
 # Below the kernel's ephemeral ports: a client with one port towards two VIPs may get one backend by both proxies, and neither proxy has
 # the other's connection (docs/kubernetes.md).
 OPEN_FROM = 20000
+IN_FLIGHT = 2  # requests of a place that may be lost while programs are attached or detached
 
 
 class MigratingNode:
@@ -40,7 +44,7 @@ class MigratingNode:
 
     def __init__(self, lab: Lab, cluster: Cluster, binary: Path, mode: str, group: Path, hook: str) -> None:
         """Create the cluster's Services, both proxies (not started) and the client pod."""
-        self.lab = lab
+        self.lab, self.cgroup = lab, group
         lab.add_pod("p1", "pod4", "10.244.1", "fd45")
         lab.serve_all()
         lab.node.ip("route add default via 10.77.0.2", "route add default via fd77::2")
@@ -161,3 +165,24 @@ class OpenConnections:
         """Close all."""
         for talkers in self._talkers.values():
             talkers.close()
+
+
+@contextlib.contextmanager
+def served_by_kube_proxy(cluster: Cluster, programs: Programs, mode: str, hook: str) -> Iterator[MigratingNode]:
+    """Make a node that kube-proxy serves, in one of its modes, with the hook that lbagent will use; this process is in its cgroup.
+
+    Without kube-proxy the test is skipped. The addresses of the Node object are those of before at the end.
+    """
+    binary = find_kube_proxy()
+    if binary is None:
+        pytest.skip(f"missing: kube-proxy, in KUBE_PROXY or on PATH ({programs.apiserver} is of this machine)")
+    before = cluster.plane.ask("GET", f"/api/v1/nodes/{NODE}")["status"]["addresses"]
+    with cgroup.made() as group:
+        try:
+            with Lab(tag="migrate-") as lab:
+                node = MigratingNode(lab, cluster, binary, mode, group, hook)
+                node.start_kube_proxy()  # not in the cgroup of the clients
+                with cgroup.joined(group):
+                    yield node
+        finally:
+            cluster.plane.ask("PATCH", f"/api/v1/nodes/{NODE}/status", {"status": {"addresses": before}}, MERGE)

@@ -7,14 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kube_api.cluster import NODE, Cluster
-from tests.kube_api.control_plane import MERGE
-from tests.kube_api.migration import MigratingNode
-from tests.kube_api.programs import Programs, find_kube_proxy
-from tests.kube_api.test_migration import IN_FLIGHT
-from tests.lab import cgroup
+from tests.kube_api.cluster import Cluster
+from tests.kube_api.migration import IN_FLIGHT, MigratingNode, served_by_kube_proxy
+from tests.kube_api.programs import Programs
 from tests.lab.netns import wait_for
-from tests.lab.topology import Lab
 from tests.lab.traffic import Load
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.early]
@@ -24,23 +20,12 @@ MIGRATE = ("migrate", "--from", "kube-proxy")
 @pytest.fixture
 def node(cluster: Cluster, programs: Programs) -> Iterator[MigratingNode]:
     """A node that kube-proxy serves, with an agent that only compares, and without another chain of type nat."""
-    binary = find_kube_proxy()
-    if binary is None:
-        pytest.skip(f"missing: kube-proxy, in KUBE_PROXY or on PATH ({programs.apiserver} is of this machine)")
-    before = cluster.plane.ask("GET", f"/api/v1/nodes/{NODE}")["status"]["addresses"]
-    with cgroup.made() as group:
-        try:
-            with Lab(tag="migrate-") as lab:
-                one = MigratingNode(lab, cluster, binary, "nftables", group, "tc")
-                for family in ("ip", "ip6"):
-                    nft(one, f"delete table {family} cni")
-                one.start_kube_proxy()
-                one.agent.arguments = ["--shadow", "--socket-lb", "--cgroup", str(group)]
-                with cgroup.joined(group):
-                    one.agent.start()
-                    yield one
-        finally:
-            cluster.plane.ask("PATCH", f"/api/v1/nodes/{NODE}/status", {"status": {"addresses": before}}, MERGE)
+    with served_by_kube_proxy(cluster, programs, "nftables", "tc") as one:
+        for family in ("ip", "ip6"):
+            nft(one, f"delete table {family} cni")
+        one.agent.arguments = ["--shadow", "--socket-lb", "--cgroup", str(one.cgroup)]
+        one.agent.start()
+        yield one
 
 
 def nft(node: MigratingNode, *words: str) -> str:

@@ -6,38 +6,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kube_api.cluster import NODE, Cluster
-from tests.kube_api.control_plane import MERGE
-from tests.kube_api.migration import MigratingNode
-from tests.kube_api.programs import Programs, find_kube_proxy
-from tests.lab import cgroup
+from tests.kube_api.cluster import Cluster
+from tests.kube_api.migration import IN_FLIGHT, MigratingNode, served_by_kube_proxy
+from tests.kube_api.programs import Programs
 from tests.lab.netns import wait_for
-from tests.lab.topology import Lab
 from tests.lab.traffic import Load
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.early]
 CLEAN = "nothing of kube-proxy is on this node"
-IN_FLIGHT = 2  # requests of a place that may be lost while programs are attached or detached
 WAYS = [("nftables", "tc"), ("nftables", "xdp")]
 
 
 @pytest.fixture(params=WAYS, ids="-".join)
 def node(request: pytest.FixtureRequest, cluster: Cluster, programs: Programs) -> Iterator[MigratingNode]:
     """A node that kube-proxy serves, in one of its modes, with the hook that lbagent will use."""
-    mode, hook = request.param
-    binary = find_kube_proxy()
-    if binary is None:
-        pytest.skip(f"missing: kube-proxy, in KUBE_PROXY or on PATH ({programs.apiserver} is of this machine)")
-    before = cluster.plane.ask("GET", f"/api/v1/nodes/{NODE}")["status"]["addresses"]
-    with cgroup.made() as group:
-        try:
-            with Lab(tag="migrate-") as lab:
-                one = MigratingNode(lab, cluster, binary, mode, group, hook)
-                one.start_kube_proxy()
-                with cgroup.joined(group):
-                    yield one
-        finally:
-            cluster.plane.ask("PATCH", f"/api/v1/nodes/{NODE}/status", {"status": {"addresses": before}}, MERGE)
+    with served_by_kube_proxy(cluster, programs, *request.param) as one:
+        yield one
 
 
 def few_failed(loads: dict[str, Load]) -> None:
