@@ -210,9 +210,11 @@ def _of_manifests(folder: str, given: dict[str, Any], *, repair: bool) -> tuple[
 
     renderer = given["renderer"][0] if given["renderer"] else ""
     if renderer == KUBE_PROXY:
+        from lbagent.api.plane_differences import CANNOT_REPAIR
+
         del given["renderer"]
         if repair:
-            raise ConfigError("kube-proxy's rules are not lbagent's: kube-proxy writes them; leave out --repair")
+            raise ConfigError(CANNOT_REPAIR)
     elif renderer:
         _require_known(renderer.partition("=")[0])
     config = from_flags({key: value for key, value in given.items() if value})
