@@ -15,7 +15,7 @@ FOCUS ?= \[sig-network\]
 CPUS := $(shell nproc)
 JOBS ?= $(shell echo $$(( $(CPUS) < 3 ? 3 * $(CPUS) : 8 )))
 QUICK_JOBS ?= $(shell echo $$(( $(CPUS) < 5 ? 2 * $(CPUS) : $(CPUS) + 4 )))
-.PHONY: help setup build demo demo-k8s demo-cloud demo-apilb demo-shell fetch test test-quick e2e-cluster bench bench-apilb bench-cloud bench-compare chaos oracle fuzz mutants lint format docs man charts vm-test clean need-root
+.PHONY: help setup build demo demo-k8s demo-cloud demo-apilb demo-shell fetch test test-quick e2e-cluster bench bench-apilb bench-cloud bench-render bench-compare chaos oracle fuzz mutants lint format docs man charts vm-test clean need-root
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,9 +28,9 @@ help: ## show this list
 	  '  bench-cloud: that too, and MetalLB: 0.4 GB of Go modules.' \
 	  '  fetch, and with it test: the first time 0.25 GB of Go modules more, and 49 MB of Debian packages and wheels for the container image;' \
 	  '  demo-apilb, where HAProxy is not installed: 2.5 MB of Debian packages, which are unpacked into the cache and not installed.' \
-	  '  and 85 MB of Debian packages, unpacked in ~/.cache/lbagent and not installed (podman, Docker, HAProxy, sshd). The second time nothing.' \
+	  '  and 104 MB of Debian packages, unpacked in ~/.cache/lbagent and not installed (podman, Docker, HAProxy, sshd, Prometheus). The second time nothing.' \
 	  '  bench-apilb: the first time 18 MB of these (podman, HAProxy, sshd).' \
-	  '  build, demo, demo-shell, bench, bench-compare, chaos, fuzz, mutants, lint, format, test-quick, docs, man, charts: nothing more.'
+	  '  build, demo, demo-shell, bench, bench-render, bench-compare, chaos, fuzz, mutants, lint, format, test-quick, docs, man, charts: nothing more.'
 
 setup: ## install packages and the virtual environment
 	@sh vagrant/provision.sh
@@ -38,7 +38,7 @@ setup: ## install packages and the virtual environment
 build: setup ## compile the BPF programs (only when their sources changed)
 	@$(PYTHON) -m lbagent.bpf.compiler
 
-demo: need-root build ## show the agent at work on real traffic, ten seconds (ATTACH=tc: the other hook)
+demo: need-root build ## show the agent at work on real traffic, twelve seconds (ATTACH=tc: the other hook)
 	@exec $(PYTHON) examples/demo/run.py $(ARGS)
 
 demo-k8s: need-root build ## the same with a real kube-apiserver, etcd and controllers, one minute (the first time four minutes more, to build Go modules)
@@ -76,13 +76,16 @@ bench-apilb: need-root build ## measure load balancers of API servers, native mo
 bench-cloud: need-root build ## measure addresses of LoadBalancers beside MetalLB 0.13.5: gaps when nodes die, 1,000 Services at once; an hour (ARGS="--only ROW --times N")
 	@exec $(PYTHON) -m bench.cloud $(ARGS)
 
+bench-render: need-root build ## measure nftables beside kube-proxy's nftables mode: 10,000 Services at once, a change, connections, verify, shadow; ten minutes (ARGS="--only ROW --times N --quick")
+	@exec $(PYTHON) -m bench.render $(ARGS)
+
 bench-compare: need-root build ## compare the packet programs with those of another built checkout (OTHER=../before)
 	@exec $(PYTHON) -m bench.compare $(OTHER) $(ARGS)
 
 chaos: need-root build ## break everything around the agent for ten minutes and check its clients (SEED=: the same order of faults)
 	@exec $(PYTHON) -m tests.chaos $(if $(filter command line environment,$(origin SEED)),--seed $(SEED)) $(ARGS)
 
-oracle: need-root build ## serve random folders by BPF and by nftables and print what differs (N=300: number of folders, SEED=: the same folders)
+oracle: need-root build ## serve random folders by BPF and by nftables and print what differs (N=300: number of folders, SEED=: the same folders, ARGS=--kube-proxy: beside the real kube-proxy)
 	@exec $(PYTHON) -m tests.oracle --folders $(if $(filter command line environment,$(origin N)),$(N),300) $(if $(filter command line environment,$(origin SEED)),--seed $(SEED)) $(ARGS)
 
 fuzz: need-root build ## run random and invalid packets through the programs (N=1000000: number of packets)
@@ -118,7 +121,7 @@ vm-test: need-root build ## run the packet tests on Debian's kernel 6.1 in a vir
 	@exec vagrant/vm.sh $(ARGS)
 
 clean: ## remove what was built and installed in this checkout (not the apt packages)
-	rm -rf .venv build dist lbagent/bpf/lbagent.bpf.json* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist lbagent/bpf/lbagent.*bpf.json* .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 need-root:

@@ -16,7 +16,11 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-ARTIFACT = "lbagent/bpf/lbagent.bpf.json"
+ARTIFACTS = (
+    "lbagent/bpf/lbagent.bpf.json",
+    "lbagent/bpf/lbagent.dry.bpf.json",
+    "lbagent/bpf/lbagent.sampling.bpf.json",
+)
 
 
 class CompiledPrograms(BuildHookInterface):  # type: ignore[type-arg]
@@ -38,7 +42,7 @@ def build_programs(root: str) -> None:
         [sys.executable, "-P", "-m", "lbagent.bpf.compiler"],
         cwd=root, env=dict(os.environ, PYTHONPATH=root), capture_output=True, text=True, check=False,
     )  # fmt: skip
-    if done.returncode or not Path(root, ARTIFACT).is_file():
+    if done.returncode or not all(Path(root, path).is_file() for path in ARTIFACTS):
         lines = done.stderr.strip().splitlines() or ["the build of the programs printed nothing"]
         sys.stderr.writelines(f"{line}\n" for line in lines[1:])  # clang's messages
         raise SystemExit(

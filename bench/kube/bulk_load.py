@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench.kube.bulk_objects import SERVICES, SLICES, numbered, vip, written
+from bench.kube.bulk_objects import ENDPOINTS, PORTS, SERVICES, SLICES, numbered, vip, written
 from bench.kube.stored import stored, transaction, value
 from tests.kube_api.control_plane import ETCD, ControlPlane
 
@@ -22,12 +22,12 @@ AT_ONCE = 40  # Services a transaction: etcd takes 128 operations
 ANSWER_S = 60.0
 
 
-def fill(plane: ControlPlane, numbers: range) -> None:
+def fill(plane: ControlPlane, numbers: range, endpoints: int = ENDPOINTS, ports: int = len(PORTS)) -> None:
     """Create the Services with these numbers, with their slices. Raises RuntimeError with etcd's answer."""
     if not numbers:
         return
     first = numbers[0]
-    written(plane, [numbered(first)])
+    written(plane, [numbered(first, endpoints, ports)])
     paths = (f"{SERVICES}/s{first}", f"{SLICES}/s{first}-a", f"{ADDRESSES}/{vip(first)}")
     models = [stored(plane, path) for path in paths]
     place = urlsplit(ETCD)
@@ -36,7 +36,9 @@ def fill(plane: ControlPlane, numbers: range) -> None:
     try:
         for at in range(first + 1, numbers[-1] + 1, AT_ONCE):
             copies = [
-                pair for number in range(at, min(at + AT_ONCE, numbers[-1] + 1)) for pair in _copies(models, number)
+                pair
+                for number in range(at, min(at + AT_ONCE, numbers[-1] + 1))
+                for pair in _copies(models, number, numbered(number, endpoints, ports))
             ]
             etcd.request("POST", "/v3/kv/txn", transaction((key, value(obj)) for key, obj in copies))
             answer = etcd.getresponse()
@@ -47,10 +49,10 @@ def fill(plane: ControlPlane, numbers: range) -> None:
         etcd.close()
 
 
-def _copies(models: list[Obj], number: int) -> Iterator[tuple[str, Obj]]:
+def _copies(models: list[Obj], number: int, pair: tuple[Obj, Obj]) -> Iterator[tuple[str, Obj]]:
     """Yield the keys in etcd and the objects of a Service: itself, its slice, and the address that is allocated to it."""
     service, ends, address = models
-    made, slices = numbered(number)
+    made, slices = pair
     name, ip = made["metadata"]["name"], vip(number)
     own = {key: made["spec"][key] for key in ("clusterIP", "selector")}
     yield (

@@ -35,9 +35,12 @@ def endpoint_address(service: int, number: int) -> str:
     return f"10.{128 + (at >> 16)}.{at >> 8 & 255}.{at & 255}"
 
 
-def service(name: str, address: str) -> Obj:
-    """Return a Service of two ports."""
-    ports = [{"name": port, "protocol": "TCP", "port": number, "targetPort": target} for port, number, target in PORTS]
+def service(name: str, address: str, ports_of_it: int = len(PORTS)) -> Obj:
+    """Return a Service of two ports, or of the first one."""
+    ports = [
+        {"name": port, "protocol": "TCP", "port": number, "targetPort": target}
+        for port, number, target in PORTS[:ports_of_it]
+    ]
     spec = {"type": "ClusterIP", "clusterIP": address, "selector": {"app": name}, "ports": ports}
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "default"}, "spec": spec}
 
@@ -53,21 +56,22 @@ def endpoints(name: str, addresses: Iterable[str], node: str = "node-far") -> li
     ]  # fmt: skip
 
 
-def endpoint_slice(name: str, ready: list[Obj]) -> Obj:
+def endpoint_slice(name: str, ready: list[Obj], ports: int = len(PORTS)) -> Obj:
     """Return the slice of a Service."""
     labels = {"kubernetes.io/service-name": name, "endpointslice.kubernetes.io/managed-by": "bench.lbagent.io"}
     return {
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
         "metadata": {"name": f"{name}-a", "namespace": "default", "labels": labels},
-        "ports": [{"name": port, "protocol": "TCP", "port": target} for port, _, target in PORTS], "endpoints": ready,
+        "ports": [{"name": port, "protocol": "TCP", "port": target} for port, _, target in PORTS[:ports]],
+        "endpoints": ready,
     }  # fmt: skip
 
 
-def numbered(number: int) -> tuple[Obj, Obj]:
-    """Return Service `number` and its slice."""
+def numbered(number: int, count: int = ENDPOINTS, ports: int = len(PORTS)) -> tuple[Obj, Obj]:
+    """Return Service `number` and its slice with so many endpoints and ports."""
     name = f"s{number}"
-    addresses = [endpoint_address(number, n) for n in range(ENDPOINTS)]
-    return service(name, vip(number)), endpoint_slice(name, endpoints(name, addresses))
+    addresses = [endpoint_address(number, n) for n in range(count)]
+    return service(name, vip(number), ports), endpoint_slice(name, endpoints(name, addresses), ports)
 
 
 class Writer:

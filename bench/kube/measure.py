@@ -170,6 +170,11 @@ def _traffic(nodes: dict[str, KubeNode], rounds: int) -> dict[str, Any]:
     """Measure from each node's pod to its other pod, directly and by the ClusterIP."""
     for node in nodes.values():
         wait_for(lambda node=node: answers(node.client, (WEB, 80)), "an answer by the ClusterIP", WARM_S)
+    return {name: _compared(values) for name, values in measured_traffic(nodes, rounds).items()}
+
+
+def measured_traffic(nodes: dict[str, KubeNode], rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Return by figure and path, `NAME direct` and `NAME vip`, the values of all rounds; paths take turns."""
     out = {}
     with pinned():
         for name, burst, ports in (
@@ -179,7 +184,7 @@ def _traffic(nodes: dict[str, KubeNode], rounds: int) -> dict[str, Any]:
         ):
             ways = (("direct", (POD, ports[0])), ("vip", (WEB, ports[1])))
             paths = {key: path for who, node in nodes.items() for key, path in node.paths(who, *ways).items()}
-            out[name] = _compared(in_turns(burst, paths, rounds))
+            out[name] = in_turns(burst, paths, rounds)
     return out
 
 

@@ -16,8 +16,9 @@ ROOM = 64 << 20
 class Commits:
     """Transactions of nftables in a namespace, from the kernel's notifications."""
 
-    def __init__(self, node: KubeNode) -> None:
-        """Start to listen."""
+    def __init__(self, node: KubeNode, word: str = "/{}/tcp/") -> None:
+        """Start to listen; `word` is what names a Service: in kube-proxy's chains, or in lbagent's comments."""
+        self._form = word
         with node.lab.node.entered():
             self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, NETLINK_NETFILTER)
         self._socket.setsockopt(socket.SOL_SOCKET, 33, ROOM)  # SO_RCVBUFFORCE
@@ -34,7 +35,7 @@ class Commits:
         with contextlib.suppress(BlockingIOError):
             while self._socket.recv(1 << 20):
                 pass
-        self._word, self._is_named = f"/{name}/tcp/".encode(), False
+        self._word, self._is_named = self._form.format(name).encode(), False
 
     def poll(self) -> bool:
         """Whether that transaction is in force."""

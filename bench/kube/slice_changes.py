@@ -118,9 +118,9 @@ class Change:
 class SliceChanges:
     """PATCHes on one connection to the API server, and a watch on another."""
 
-    def __init__(self, plane: ControlPlane, services: int = SINGLE) -> None:
-        """Take the server; so many Services change."""
-        self._plane, self._services = plane, services
+    def __init__(self, plane: ControlPlane, services: int = SINGLE, endpoints: int = ENDPOINTS) -> None:
+        """Take the server; so many Services with so many endpoints change."""
+        self._plane, self._services, self._endpoints = plane, services, endpoints
         self._headers = {"Authorization": f"Bearer {plane._admin}"}
         self._round = 0
 
@@ -137,11 +137,15 @@ class SliceChanges:
             self._watch.close()
         return out
 
-    def _one(self, kernel: Kernel) -> Change:
+    def next_change(self) -> tuple[str, int]:
+        """Return the Service that changes next, and how many endpoints it has then: one fewer in one turn, all in the next."""
         turn, number = divmod(self._round, self._services)
         self._round += 1
-        name, left = f"s{number}", ENDPOINTS - 1 + turn % 2
-        addresses = [endpoint_address(number, n) for n in range(left)]
+        return f"s{number}", self._endpoints - 1 + turn % 2
+
+    def _one(self, kernel: Kernel) -> Change:
+        name, left = self.next_change()
+        addresses = [endpoint_address(int(name[1:]), n) for n in range(left)]
         kernel.arm(name, left)
         self._watch.forget()
         sent = time.perf_counter()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,11 +20,27 @@ COLOURS = sys.stdout.isatty()
 INDENT = " " * 9
 WIDTH = shutil.get_terminal_size().columns if COLOURS else 0  # a terminal would wrap tables; a file gets them in full
 TEXT_WIDTH = 80
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def paint(text: str, code: str) -> str:
     """Return the text in a colour, if there are any."""
     return f"\033[{code}m{text}\033[0m" if COLOURS else text
+
+
+def lines_of_terminal(terminal: int) -> Iterator[str]:
+    """Yield each line that a program writes to a terminal; a line that it writes again only where the text is another."""
+    rest, shown = "", ""
+    while True:
+        try:
+            text = os.read(terminal, 4096)
+        except OSError:  # EIO: the program has closed its end
+            break
+        *lines, rest = re.split(r"[\r\n]+", rest + ESCAPE.sub("", text.decode(errors="replace")))
+        for line in lines:
+            if line and line != shown:
+                yield line
+                shown = line
 
 
 class Show:
@@ -59,6 +78,17 @@ class Show:
         out = agent.cli(*words).stdout
         self.block(out)
         return out
+
+    def lbagent_on_terminal(self, agent: Agent, *words: str) -> None:
+        """Run lbagent on a terminal of its own, and show each text of the line that it writes again and again."""
+        self.command(f"lbagent {' '.join(words)}")
+        ours, its = pty.openpty()
+        with agent.popen(*words, stdin=its, stdout=its, stderr=its) as process:
+            os.close(its)
+            for line in lines_of_terminal(ours):
+                self.block(line)
+        os.close(ours)
+        self.claim(process.returncode == 0, f"{' '.join(words[:2])} ended", f"exit code {process.returncode}")
 
     def claim(self, true: object, text: str, why: str = "") -> None:
         """Print a claim with a tick if it is true; the demo ends with an error if a claim is false."""

@@ -39,8 +39,8 @@ protocol bgp node{number} {{
   ipv4 {{ import all; export none; }};
 }}
 """
-MAP = f"""laptop 10.8.0.200 ─────────────────────┐         ┌─ node-1 10.8.0.1   agent, BIRD
-                                       ├── LAN ──┼─ node-2 10.8.0.2   agent, BIRD
+MAP = f"""laptop 10.8.0.200 ─────────────────────┐         ┌─ node-1 10.8.0.1   agent, BIRD, a Pod of api
+                                       ├── LAN ──┼─ node-2 10.8.0.2   agent, BIRD, a Pod of api
 branch 10.20.0.2 ── router {ROUTER} ─┘         └─ worker {WORKER}  Pods of web and shop
                     (BIRD, AS 64513)
 outside {OUTSIDE} ── home router {WAN} ────────── home {HOST}  agent, Pod of media
@@ -113,7 +113,10 @@ class Machines:
         self.link = Link(self.cluster, "", pools=POOLS, host_prefix="node-")
         self._closing.callback(self.link.close)
         for number in (1, 2):
-            self.link.add_host(number, pod=False)
+            host = self.link.add_host(number)
+            key = host.folder / "liveness.key"
+            key.write_text("the same on both nodes, out of a Secret in a cluster")
+            host.agent.arguments += ["--node-liveness", "udp", "--liveness-key-file", str(key)]
         self.laptop = self.link.client
         self.worker = self.link.join("worker", WORKER, "fd08::20")
         self._closing.callback(self.worker.delete)
@@ -149,6 +152,8 @@ class Machines:
             self.worker.ip(f"addr add {address}/24 dev eth0", f"addr add {ipv6}/64 dev eth0 nodad")
             self._closing.callback(end, start_server(self.worker, name, address, ipv6))
             self.cluster.add_pod(name, name.partition("-")[0], address, node="worker")
+        for number, host in enumerate(self.hosts, 1):
+            self.cluster.add_pod(f"api-{number}", "api", host.pod_address, node=host.name)
         address = self.home.add_pod(self.home_pod, "10.9.9")
         self.cluster.add_pod("media-1", "media", address, node="home")
 

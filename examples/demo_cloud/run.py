@@ -26,7 +26,7 @@ from stage import present  # noqa: E402
 from watched import WORKERS, WatchedClient  # noqa: E402
 
 from tests.kube_api.announcing_nodes import Host  # noqa: E402
-from tests.kube_api.cluster import HOME  # noqa: E402
+from tests.kube_api.cluster import HOME, SLICES  # noqa: E402
 from tests.kube_api.control_plane import MERGE, Refused  # noqa: E402
 from tests.kube_api.programs import BuildFailed, Missing, build_programs  # noqa: E402
 from tests.lab import traffic  # noqa: E402
@@ -36,7 +36,7 @@ from tests.lab.router import OUTSIDE, WAN  # noqa: E402
 REQUESTS = 200
 MORE = 300  # requests before and after each change
 WITHIN_S = 60.0  # time-out of a wait, long enough for a busy machine
-LAN_GAP_S, BGP_GAP_S = 5.0, 3.0  # bounds; the times themselves are printed
+LAN_GAP_S, BGP_GAP_S, POD_GAP_S = 5.0, 3.0, 5.0  # bounds; the times themselves are printed
 LOST_S = 0.4  # time-out of a request when a node dies: shorter than TCP's first retransmission
 
 
@@ -131,7 +131,8 @@ class Demo:
         self.machines.start()
         self.show.command("lbagent cloud run --provider pool --config pools.yaml --kubeconfig FILE")
         self.show.command(f"lbagent cloud run --provider edge --lb-class {LB_CLASS} --kubeconfig FILE    # at home")
-        self.show.command("lbagent agent --announce pools.yaml --kubeconfig FILE ...    # on both nodes")
+        self.show.command("lbagent agent --announce pools.yaml --kubeconfig FILE \\")
+        self.show.command("  --node-liveness udp --liveness-key-file KEY ...    # on both nodes")
         self.show.say("pools.yaml:")
         self.show.block(POOLS)
 
@@ -233,11 +234,14 @@ class Demo:
         self.cluster.plane.ask("PATCH", f"/api/v1/nodes/{host.name}", patch, MERGE)
 
     def node_dies(self) -> None:
-        """The node that announces fails."""
+        """The node that announces fails, and with it a Pod of api, whose endpoint stays in the API."""
+        self.api = self.create("api", "a Pod on each of the two nodes")
+        self.ask_all(self.machines.laptop, self.api, "the laptop")
         leader = self.leader()
         heir = self.machines.other(leader)
         self.show.title(f"{leader.name} fails during requests")
-        with self.under_load(LOST_S) as (laptop, branch):
+        pods = WatchedClient("laptop, to api", self.machines.laptop, self.api, LOST_S)
+        with pods, self.under_load(LOST_S) as (laptop, branch):
             died = time.monotonic()
             leader.power_off()
             self.show.say(f"{leader.name} is down: no link, no process, no message to other nodes")
@@ -250,6 +254,20 @@ class Demo:
         self.show.claim(
             failing < BGP_GAP_S,
             f"from {failing:.2f} s on no request of the branch failed: the router sends all to {heir.name} ({BGP_GAP_S:g} s at most)",
+        )
+        late = pods.failing_s(died)
+        self.show.claim(
+            late < POD_GAP_S,
+            f"from {late:.2f} s on no connection went to the Pod of api on {leader.name} ({POD_GAP_S:g} s at most)",
+        )
+        slices = self.cluster.plane.ask("GET", f"{SLICES}?labelSelector=kubernetes.io/service-name=api")["items"]
+        ready = [each["nodeName"] for one in slices for each in one["endpoints"] if each["conditions"]["ready"]]
+        self.show.claim(
+            leader.name in ready, "its endpoint is still ready in the API: no kubelet has reported anything", str(ready)
+        )
+        self.show.command("lbagent status")
+        self.show.block(
+            "\n".join(line for line in heir.agent.cli("status", check=False).stdout.splitlines() if "dead" in line)
         )
         self.show_routes()
         self.show.claim(self.ways() == [heir.address], f"the only next hop is {heir.name}")

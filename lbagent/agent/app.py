@@ -20,6 +20,7 @@ from lbagent.agent import layer_settings
 from lbagent.agent.config_in_force import ConfigInForce
 from lbagent.agent.core_parts import CoreParts
 from lbagent.agent.frontend_owners import FrontendOwners
+from lbagent.agent.last_status import LastStatus
 from lbagent.agent.migration import Migration
 from lbagent.agent.notify import keep_watchdog, notify, wait_at_start
 from lbagent.agent.parts import Parts, build_parts, capabilities
@@ -29,6 +30,7 @@ from lbagent.announce.bgp.speaker import end_left_bird
 from lbagent.api.server import ApiServer, require_socket, socket_file
 from lbagent.config import Config
 from lbagent.errors import ConfigError, LbError
+from lbagent.model.state import State
 from lbagent.net.snapshot import NodeNetwork
 from lbagent.objects.object_event import MessageEvents
 from lbagent.objects.source import Source
@@ -36,9 +38,12 @@ from lbagent.observe import log as logs
 from lbagent.pools.read_pools import parse_pools
 from lbagent.process_memory import keep_memory_small, tune_allocator
 from lbagent.resolve import Resolver
+from lbagent.sources.backend_health import BackendHealthSource
+from lbagent.sync.generation_history import GenerationHistory
 from lbagent.sync.loop import SyncLoop
-from lbagent.targets.data_plane import DataPlane, Feature
-from lbagent.targets.renderers import data_planes, require_alone
+from lbagent.targets.data_plane import DataPlane, Feature, LeftOver, MarkingPlane, ObservingPlane
+from lbagent.targets.joined_plane import JoinedPlane
+from lbagent.targets.renderers import data_planes, left_over, translating
 from lbagent.textfile.followed_file import FollowedFile
 
 if TYPE_CHECKING:
@@ -76,6 +81,11 @@ def _runs_again(config: Config, migration: Migration) -> bool:
             raise
         migration.failed(error)
         return True
+    except Exception as error:
+        from lbagent.agent.crash_record import write_crash_record
+
+        write_crash_record(config, error, agent.service_names())
+        raise
     if agent.is_ending or migration.requested is None:
         return False
     if not migration.requested.serves:
@@ -85,10 +95,13 @@ def _runs_again(config: Config, migration: Migration) -> bool:
 
 def _run(agent: Agent) -> None:
     """Run an agent to its end. Raises LbError."""
+    failure: LbError | None = None
     try:
         asyncio.run(agent.run())
-    except* LbError as group:
-        raise _first(group) from None
+    except* LbError as group:  # what is raised here would be in a group again
+        failure = _first(group)
+    if failure is not None:
+        raise failure
 
 
 def _first(group: BaseExceptionGroup[LbError]) -> LbError:
@@ -111,7 +124,9 @@ class Agent:
         self._reload = asyncio.Event()
         self._closing = ExitStack()
         self._planes: Sequence[DataPlane] = ()  # the serving one first
+        self._left: LeftOver | None = None  # the other data plane of an earlier agent, from which this one takes over
         self._started = False
+        self._last_state: Callable[[], State] = State
 
     @property
     def is_ending(self) -> bool:
@@ -122,6 +137,10 @@ class Agent:
     def has_started(self) -> bool:
         """Whether it served, or compared."""
         return self._started
+
+    def service_names(self) -> dict[int, str]:
+        """Return NAMESPACE/NAME by id of each frontend in force."""
+        return {svc.id: str(svc.name) for svc in self._last_state().services}
 
     def _end(self) -> None:
         self._is_ending = True
@@ -142,6 +161,7 @@ class Agent:
 
     async def _build_and_serve(self) -> None:
         parts = await self._build()
+        self._last_state = lambda: parts.core.shown.state
         serving = asyncio.create_task(self._serve(parts))
         stopping = asyncio.create_task(self._stop.wait())
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -170,9 +190,18 @@ class Agent:
         file = FollowedFile(config.announce)
         pools = parse_pools(file.text, config.announce) if file.text is not None else None
         problems: dict[str, str] = {}
-        await asyncio.to_thread(require_alone, config, [plane.name for plane in planes])
+        if config.shadow:
+            left = await asyncio.to_thread(self._migration.left_over)
+        else:
+            left = await asyncio.to_thread(left_over, config, [plane.name for plane in planes])
         self._planes = planes
+        if left is not None:
+            self._closing.callback(left.close)
+            await left.open(planes[0], lambda: require_socket(socket_file(config.socket)))
+            self._left = left
         for plane in planes:
+            if self._migration.replaces_proxy:
+                plane.replace_proxy()
             self._closing.callback(plane.close)
             problems |= await plane.open(lambda: require_socket(socket_file(config.socket)))
         plane = planes[0]
@@ -181,11 +210,25 @@ class Agent:
                 source.resume()
         resolver, owners = Resolver(layer_settings.resolve_options(config)), FrontendOwners(config.state_dir)
         resolver.set_previous_owner(owners.read())
-        loop = SyncLoop(resolver, sources, targets=planes)
+        marking = [each for each in planes if isinstance(each, MarkingPlane)]
+        health = BackendHealthSource(
+            config.state_dir,
+            lambda backend: next((mark for each in marking if (mark := each.check_mark(backend))), 0),
+            next((each for each in planes if isinstance(each, ObservingPlane)), None),
+        )
+        loop = SyncLoop(resolver, [*sources, health], targets=planes)
+        if not config.shadow:  # the proxy that serves has no checks
+            loop.on_checked = health.check
         loop.on_owners = owners.changed
         events = () if config.shadow else event_sinks(sources)  # the proxy that serves reports to the API
-        core = CoreParts(ConfigInForce(config, problems), operator, sources, events, loop, planes, owners)
+        translate = translating(planes)
+        shown = JoinedPlane(translate) if len(translate) > 1 else plane
+        history = GenerationHistory(config.state_dir, loop.causes)
+        core = CoreParts(
+            ConfigInForce(config, problems), operator, sources, events, loop, planes, shown, owners, history, health
+        )
         loop.on_messages = MessageEvents(core.events).update
+        follow_generations(core)
         log.info(
             "agent starts",
             extra={"version": lbagent.__version__, "node": config.name_of_node, "restored": plane.restored},
@@ -195,14 +238,19 @@ class Agent:
             from lbagent.agent.announcing import build_announcing
 
             announcing = build_announcing(core, file, pools)
-        return build_parts(core, self._migration, announcing, build_native(sources, plane))
+        liveness = None
+        if config.node_liveness != "off":
+            from lbagent.agent.watching_nodes import build_liveness
+
+            liveness = build_liveness(core, announcing)
+        return build_parts(core, self._migration, announcing, build_native(sources, plane), liveness)
 
     # --- running ---
 
     async def _serve(self, parts: Parts) -> None:
         in_force = parts.core.in_force
         config = in_force.config
-        server = ApiServer(capabilities(parts), in_force.by_key, config.socket, config.metrics_address)
+        server = ApiServer(capabilities(parts), in_force.by_key, config.socket, config.metrics_address, config.ui_hosts)
         await server.start()
         try:
             async with asyncio.TaskGroup() as group:
@@ -220,12 +268,19 @@ class Agent:
             await each.start(group)
         for source in sources:
             group.create_task(source.run(loop.inbox.feed(source)))
+        group.create_task(parts.core.health.run(loop.inbox.feed(parts.core.health)))
+        if parts.liveness is not None:
+            group.create_task(parts.liveness.run())
         group.create_task(loop.run())
         group.create_task(parts.core.owners.run(loop))
+        group.create_task(parts.core.history.run())
+        group.create_task(LastStatus(in_force.config.state_dir, parts.status.now).run())
         await wait_at_start(plane.first_pass, "the first full list of every source")
         await plane.serve(group)
         for each in parts.core.planes[1:]:
             group.create_task(serve_after_first_pass(each, group))
+        if self._left is not None:
+            group.create_task(self._end_left(self._left))
         followers: list[Follower] = [lambda new, _changed: reconfigure_sources(sources, new)]
         if parts.announcing is not None:
             from lbagent.agent.announcing import start_announcing
@@ -242,6 +297,7 @@ class Agent:
         )
         await parts.status.conditions.look()  # `status` is complete from the start
         group.create_task(parts.status.conditions.run())
+        group.create_task(parts.verification.run())
         group.create_task(keep_watchdog())
         parts.status.started = self._started = True
         notify("READY=1")
@@ -252,6 +308,10 @@ class Agent:
             log.info("ready", extra=found)
         else:
             log.warning("started, not ready", extra={"reason": plane.waiting})
+
+    async def _end_left(self, left: LeftOver) -> None:
+        await left.run()
+        self._migration.forget_left()
 
 
 async def serve_after_first_pass(plane: DataPlane, group: asyncio.TaskGroup) -> None:
@@ -278,9 +338,16 @@ def address_follower(in_force: ConfigInForce, loop: SyncLoop) -> Callable[[NodeN
         nonlocal known
         before, known = known, layer_settings.resolve_options(in_force.config, network)
         if known != before:
-            loop.replace_resolver(Resolver(known))
+            loop.replace_resolver(Resolver(known), "addresses of the node")
 
     return follow
+
+
+def follow_generations(core: CoreParts) -> None:
+    """Have the history take each generation of what translates packets."""
+    for runner in core.loop.runners:
+        if runner.target in core.translating:
+            runner.on_in_force.append(core.history.follow(core.shown))
 
 
 def build_native(sources: Sequence[Source], plane: DataPlane) -> NativePools | None:

@@ -9,10 +9,12 @@ from lbagent.agent.config_in_force import ConfigInForce
 from lbagent.agent.frontend_owners import FrontendOwners
 from lbagent.objects.object_event import EventSink
 from lbagent.objects.source import Source
+from lbagent.sources.backend_health import BackendHealthSource
 from lbagent.sources.operator import OperatorSource
+from lbagent.sync.generation_history import GenerationHistory
 from lbagent.sync.loop import SyncLoop
-from lbagent.targets.data_plane import DataPlane
-from lbagent.targets.renderers import TRANSLATING
+from lbagent.targets.data_plane import DataPlane, ShownPlane
+from lbagent.targets.renderers import translating
 
 
 class CoreParts(NamedTuple):
@@ -24,7 +26,10 @@ class CoreParts(NamedTuple):
     events: Sequence[EventSink]  # where Events about objects go
     loop: SyncLoop
     planes: Sequence[DataPlane]  # the serving one first
+    shown: ShownPlane  # all that translate packets, as requests and metrics read them
     owners: FrontendOwners
+    history: GenerationHistory
+    health: BackendHealthSource  # of backends: not among `sources`, which have what users write
 
     @property
     def plane(self) -> DataPlane:
@@ -34,4 +39,4 @@ class CoreParts(NamedTuple):
     @property
     def translating(self) -> Sequence[DataPlane]:
         """The serving data plane, and those that translate packets of another family."""
-        return [plane for plane in self.planes if plane is self.plane or plane.name in TRANSLATING]
+        return translating(self.planes)

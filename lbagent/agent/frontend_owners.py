@@ -17,12 +17,13 @@ from hashlib import blake2b
 
 import msgspec
 
+from lbagent.defaults import FRONTEND_OWNERS_FILE
 from lbagent.kernel.private_folder import make_private, replace_private
 from lbagent.model.address import L3n4Addr
 from lbagent.resolve.ownership import OwnedFrontends, OwnerOf
 from lbagent.sync.loop import SyncLoop
 
-FILE = "frontend-owners.json"
+FILE = FRONTEND_OWNERS_FILE
 MAX_BYTES = 256 << 20
 OWNERS_RETRY_DELAY_S = 10.0
 MAX_SHARE = 0.05  # of the time at most is spent on writing

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from lbagent.agent.sources import source_names
 from lbagent.config import CONTIV, PRIMARY, Config
+from lbagent.config.renderer_words import AUTO, renderer_words
+from lbagent.model.exclusion import Exclusion
 from lbagent.model.service import CIDR
 from lbagent.net.snapshot import EMPTY, NodeNetwork
 from lbagent.objects.decode.report import special
@@ -25,7 +27,31 @@ def resolve_options(config: Config, network: NodeNetwork = EMPTY) -> Options:
         max_frontends=config.max_frontends_per_service,
         local_endpoint_weight=config.local_endpoint_weight,
         contiv_policies=config.policy_compat == CONTIV,
+        exclusions=tuple(map(Exclusion.parse, config.exclude)),
+        resets_dead_nodes=config.dead_node_flows == "reset",
+        services=config.services,
+        no_vip_checks=_no_vip_checks(config),
+        no_passive_checks=_no_passive_checks(config),
     )
+
+
+def _no_vip_checks(config: Config) -> str:
+    """Return why probes cannot go through a Service, '' where they can."""
+    if not _has_bpf(config):
+        return "the data plane cannot send a probe to a certain backend; only bpf can"
+    return "sockets of this node are connected to backends (--socket-lb, --apilb)" if config.has_socket_programs else ""
+
+
+def _no_passive_checks(config: Config) -> str:
+    """Return why flows tell nothing of backends, '' where they do."""
+    if not _has_bpf(config):
+        return "the data plane does not observe handshakes; only bpf does"
+    return "" if config.handshake_sample else "no handshake is timed (--handshake-sample 0)"
+
+
+def _has_bpf(config: Config) -> bool:
+    """Return whether bpf serves; `auto` counts, as it is bpf where that works."""
+    return any(word.name in ("bpf", AUTO) for word in renderer_words(config.renderer))
 
 
 def external_ip_ranges(config: Config) -> tuple[CIDR, ...]:

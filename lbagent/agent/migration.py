@@ -20,8 +20,9 @@ from lbagent.config import Config
 from lbagent.errors import Conflict, LbError, Refused
 from lbagent.kernel.private_folder import make_private, replace_private
 from lbagent.render.renderer_names import SHIPPED
+from lbagent.targets.data_plane import LeftOver
 from lbagent.targets.offline_planes import take_out, unavailable_reason
-from lbagent.targets.renderers import chosen, require_alone
+from lbagent.targets.renderers import chosen, kept_by_flows, left_to_proxy, require_alone
 
 FILE = "migration.json"
 NEW_FLOWS, SNAT_PORTS = "syn", "256-1023"
@@ -32,29 +33,39 @@ log = logging.getLogger(__name__)
 
 class _File(msgspec.Struct):
     renderers: list[str]
+    is_left: bool = False  # the other proxy serves, and what these have in force keeps the flows that it has
 
 
 class MigrationRecord:
-    """The file in the state folder: it is there while an agent with --shadow serves."""
+    """The file in the state folder: it is there while an agent with --shadow serves, or flows of that time are left."""
 
     def __init__(self, state_dir: str) -> None:
         self._path = os.path.join(state_dir, FILE)
 
     def read(self) -> list[str] | None:
         """Return the words of --renderer; None: the agent only compares. A file that cannot be read counts as absent."""
+        file = self._file()
+        return None if file is None or file.is_left else file.renderers
+
+    def read_left(self) -> list[str] | None:
+        """Return the words of --renderer by which flows are left; None: the agent serves, or only compares."""
+        file = self._file()
+        return file.renderers if file is not None and file.is_left else None
+
+    def _file(self) -> _File | None:
         try:
             with open(self._path, "rb") as file:
-                return msgspec.json.decode(file.read(MAX_BYTES), type=_File).renderers
+                return msgspec.json.decode(file.read(MAX_BYTES), type=_File)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as error:
             log.error("the migration cannot be read: the agent only compares", extra={"error": str(error)})
             return None
 
-    def write(self, renderers: list[str]) -> None:
-        """Have the agent serve, from its next start on. Raises OSError."""
+    def write(self, renderers: list[str], *, is_left: bool = False) -> None:
+        """Have the agent serve from its next start on; `is_left`: only the flows that there are. Raises OSError."""
         make_private(os.path.dirname(self._path))
-        replace_private(self._path, msgspec.json.encode(_File(renderers)))
+        replace_private(self._path, msgspec.json.encode(_File(renderers, is_left)))
 
     def remove(self) -> None:
         """Have the agent compare. Raises OSError."""
@@ -82,6 +93,7 @@ class Migration:
     def __init__(self, load: Callable[[], Config]) -> None:
         self._load = load  # the configuration without the file
         self._running = Config()  # the configuration of the parts that run
+        self._left: list[str] | None = None  # what had flows left when the agent was requested to serve
         self.error = ""
         self.again: Callable[[], None] = lambda: None
         self.requested: MigrationRequest | None = None  # by which the parts start again; none once the agent is to end
@@ -102,10 +114,17 @@ class Migration:
         request, self.requested = self.requested, None
         return request
 
+    @property
+    def replaces_proxy(self) -> bool:
+        """Whether the parts that run serve in place of another proxy."""
+        return self._load().shadow and not self._running.shadow
+
     def status(self) -> MigrationStatus:
         """Return what the parts that run do, not what the file requests. Raises ConfigError."""
         running = self._running
-        return MigrationStatus(self._load().shadow, not running.shadow, list(running.renderer), self.error)
+        shadow = self._load().shadow
+        is_left = running.shadow and MigrationRecord(running.state_dir).read_left() is not None
+        return MigrationStatus(shadow, not running.shadow, list(running.renderer), self.error, is_left)
 
     async def request(self, wanted: MigrationRequest) -> MigrationStatus:
         """Start the parts again, as requested; return the state before.
@@ -124,7 +143,9 @@ class Migration:
         record = MigrationRecord(config.state_dir)
         try:
             if wanted.serves:
-                await asyncio.to_thread(_require_usable, serving(config, wanted.renderers))
+                self._left = record.read_left()
+                is_left = self._left is not None  # what is in force is the agent's
+                await asyncio.to_thread(_require_usable, serving(config, wanted.renderers), is_left=is_left)
                 record.write(wanted.renderers)
             else:
                 await asyncio.to_thread(_require_other_proxy)
@@ -137,28 +158,61 @@ class Migration:
     def failed(self, error: LbError) -> None:
         """Only compare again: what was requested could not be done. Raises OSError."""
         config = self._load()
-        MigrationRecord(config.state_dir).remove()
+        record = MigrationRecord(config.state_dir)
+        if self._left is None:
+            record.remove()
+        else:
+            record.write(self._left, is_left=True)
         self.error = str(error)
         log.error("the agent cannot serve, and only compares again", extra={"error": self.error})
 
     def take_out(self, config: Config) -> None:
-        """Remove the data planes of the configuration that was in force, and then the file: the other proxy serves. Blocks."""
+        """Take the data planes of the configuration that was in force out, and then the file: the other proxy serves. Blocks.
+
+        bpf stays in force for the flows that it has, since nf_conntrack does not have them (`left_over`).
+        """
+        record = MigrationRecord(config.state_dir)
+        kept = kept_by_flows(config)
         try:
-            for line in take_out(config):
+            for line in take_out(config, but=kept):
                 log.info("taken out of force", extra={"what": line})
-            MigrationRecord(config.state_dir).remove()
+            if kept:
+                record.write(list(config.renderer), is_left=True)
+            else:
+                record.remove()
         except (LbError, OSError) as error:
             self.error = f"the data plane was not removed, and serves: {error}"
             log.error("the data plane was not removed", extra={"error": str(error)})
 
+    def left_over(self) -> LeftOver | None:
+        """Return the data plane that has flows left since the other proxy serves again; None: there is none. Blocks."""
+        words = MigrationRecord(self._running.state_dir).read_left()
+        if words is None:
+            return None
+        found = left_to_proxy(serving(self._running, words))
+        if found is None:
+            self.forget_left()
+        return found
 
-def _require_usable(config: Config) -> None:
-    """Raise ConfigError, Conflict, Unsupported where an agent with this configuration would not start."""
+    def forget_left(self) -> None:
+        """Only compare: no flow is left."""
+        record = MigrationRecord(self._running.state_dir)
+        if record.read_left() is not None:
+            with suppress(OSError):
+                record.remove()
+
+
+def _require_usable(config: Config, *, is_left: bool) -> None:
+    """Raise ConfigError, Conflict, Unsupported where an agent with this configuration would not start.
+
+    `is_left`: another data plane of the agent has flows left, from which this one takes over.
+    """
     names = [each.name for each in chosen(config)]
     for name in names:
         if name in SHIPPED and (reason := unavailable_reason(name)):
             raise Refused(f"--renderer {name} is not available: {reason}; nothing was changed")
-    require_alone(config, names)
+    if not is_left:
+        require_alone(config, names)
 
 
 def _require_other_proxy() -> None:

@@ -82,7 +82,8 @@ class Reloader:
         logs.setup(merged.log_format, merged.log_level)
         network = self._planes[0].network
         if layer_settings.resolve_options(merged, network) != layer_settings.resolve_options(old, network):
-            self._loop.replace_resolver(Resolver(layer_settings.resolve_options(merged, network)))
+            resolver = Resolver(layer_settings.resolve_options(merged, network))
+            self._loop.replace_resolver(resolver, f"settings {' '.join(keys(changed & RELOADABLE))}")
         for follow in self._followers:
             follow(merged, changed)
         self._in_force.config = merged

@@ -97,7 +97,7 @@ def build_sources(config: Config) -> tuple[OperatorSource, list[Source]]:
     """
     operator = OperatorSource(config.state_dir)
     services = [kind.build(config) for kind in _KINDS if kind.is_configured(config)]
-    if not services:
+    if not services and config.services:
         raise ConfigError(
             "no source of services: give --manifests DIR, --kubeconfig FILE, --in-cluster or --apilb PATH"
         )

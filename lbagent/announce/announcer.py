@@ -21,13 +21,23 @@ from lbagent.announce.l2.frames import AddressSighting, is_of_a_host
 from lbagent.announce.l2.link_sockets import LinkSockets
 from lbagent.announce.l2.placements import NodeState, Placements
 from lbagent.announce.l2.solicited_groups import SolicitedGroups
-from lbagent.announce.l2.vip_machine import PROBE_S, Act, LeaseStatus, Order, Phase, VipMachine, VipSettings, is_overdue
+from lbagent.announce.l2.vip_machine import (
+    CUT_OFF_S,
+    PROBE_S,
+    Act,
+    LeaseStatus,
+    Order,
+    Phase,
+    VipMachine,
+    VipSettings,
+    is_overdue,
+)
 from lbagent.announce.leader.former_leaders import FormerLeaders
 from lbagent.announce.leader.lease_election import LeaseElection, vip_of_lease
-from lbagent.announce.leader.rendezvous import preferred_node
 from lbagent.announce.served_addresses import ServedAddresses
 from lbagent.errors import LbError
 from lbagent.model.address import format_ip
+from lbagent.model.rendezvous import preferred_node
 from lbagent.model.service import CIDR
 from lbagent.model.state import State
 from lbagent.net.snapshot import NodeNetwork
@@ -222,6 +232,12 @@ class Announcer:
     def _leases_change(self, names: Collection[str]) -> None:
         self._leases_changed.update(filter(None, map(vip_of_lease, names)))
         self._wake.set()
+
+    def set_dead_nodes(self, nodes: frozenset[str]) -> None:
+        """Move the addresses of these nodes now."""
+        if self.election is not None:
+            self.election.set_dead_nodes(nodes)
+            self._wake.set()
 
     def network_changed(self, _network: NodeNetwork) -> None:
         """Record that devices or addresses changed."""
@@ -452,7 +468,7 @@ class Announcer:
             self._groups.use(self._answers.keys())
         for address, order in orders:
             if order.act is Act.CLAIM:
-                self._probes.probe_until(now + grace_s)
+                self._probes.probe_until(now + max(grace_s, CUT_OFF_S))
             elif order.act is Act.ANNOUNCE:
                 self._former.start(address, now, grace_s)
             elif order.act is Act.WITHDRAW:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import islice
 
 from msgspec import Struct, field
 
@@ -18,10 +19,11 @@ from lbagent.objects.source import Source
 from lbagent.sync.loop import SyncLoop
 from lbagent.sync.runner import TargetRunner
 from lbagent.sync.target_protocol import Target
-from lbagent.targets.data_plane import CgroupStatus, DataPlane, DeviceStatus, OutputStatus
+from lbagent.targets.data_plane import CgroupStatus, DeviceStatus, OutputStatus, ShownPlane, self_tests
 
 MAX_SHOWN_FAILING = 100
 MAX_SHOWN_DRAINS = 1000  # `backend list` has them all
+MAX_SHOWN_EXCLUDED = 1000
 MAX_SHOWN_MESSAGES = 1000  # of a source
 
 
@@ -80,7 +82,7 @@ class ConditionStatus(Struct):
 
 
 class Status(Struct):
-    """How the agent is. `ready`: the first full State is in the kernel, of each family."""
+    """How the agent is. `ready`: the first full State is in the kernel, of each family, and no self-test fails."""
 
     ready: bool
     version: str
@@ -105,6 +107,9 @@ class Status(Struct):
     failing: list[FailingService] = field(default_factory=list)
     conditions: list[ConditionStatus] = field(default_factory=list)  # what is wrong now
     problems: list[str] = field(default_factory=list)  # sentences a person should look at; some are conditions, too
+    excluded: list[str] = field(
+        default_factory=list
+    )  # frontends that are left alone, and by which setting or annotation
 
 
 class AgentStatus:
@@ -113,15 +118,15 @@ class AgentStatus:
     def __init__(
         self,
         node_name: str,
-        plane: DataPlane,
-        translating: Sequence[DataPlane],
+        plane: ShownPlane,
+        translating: Sequence[Target],
         loop: SyncLoop,
         sources: Sequence[Source],
         drains: Drains,
         conditions: ConditionMonitor,
         problem_texts: Callable[[], Sequence[str]],
     ) -> None:
-        """The agent is ready when all of `translating` are, `plane` among them.
+        """The agent is ready when all of `translating` are, whose States `plane` shows.
 
         `problem_texts` returns the current findings of checks that `problems` of the status has.
         """
@@ -135,8 +140,22 @@ class AgentStatus:
 
     @property
     def ready(self) -> bool:
-        """Whether the first full State is in force in each data plane that translates, and packets meet it."""
+        """Whether the first full State is in force in each data plane that translates, packets meet it, and no self-test failed."""
+        return self._serves and not any(each.fault for each in self_tests(self._translating))
+
+    @property
+    def _serves(self) -> bool:
         return self.started and all(plane.ready.is_set() for plane in self._translating)
+
+    @property
+    def why_not_ready(self) -> str:
+        """Why `/readyz` answers 503; empty if it answers 200: `ready`, and each self-test has run."""
+        if not self._serves:
+            return self._loop.waiting or self._plane.waiting or "the first full State is not in force yet"
+        tests = self_tests(self._translating)
+        if fault := next((each.fault for each in tests if each.fault), ""):
+            return f"self-test: {fault}"
+        return "" if all(each.runs for each in tests) else "the self-test has not run yet"
 
     def now(self) -> Status:
         """Return how the agent is."""
@@ -171,6 +190,7 @@ class AgentStatus:
                 for each in (standing.condition,)
             ],
             problems=self._problems(),
+            excluded=list(islice(self._loop.excluded(), MAX_SHOWN_EXCLUDED)),
         )
 
     def _map_usage(self, name: str, used: int, size: int) -> MapUsage:
@@ -216,7 +236,7 @@ class AgentStatus:
         loop, plane = self._loop, self._plane
         out = [text for text in (loop.waiting, plane.waiting) if text]
         out += [str(message) for message in loop.messages]
-        out += problems_of_targets(loop.runners, plane)
+        out += problems_of_targets(loop.runners, self._translating)
         out += plane.problems()
         more = len(plane.failing) - MAX_SHOWN_FAILING
         if more > 0:
@@ -238,11 +258,11 @@ def target_status(runner: TargetRunner) -> TargetStatus:
     )
 
 
-def problems_of_targets(runners: Iterable[TargetRunner], serving: Target) -> Iterator[str]:
-    """Yield what is wrong with the targets that have no lines of their own in the status."""
+def problems_of_targets(runners: Iterable[TargetRunner], serving: Collection[Target]) -> Iterator[str]:
+    """Yield what is wrong with the targets. Single frontends, and what a target waits for, of `serving` have their own lines."""
     for runner in runners:
-        if runner.problem and runner.target is not serving:
-            yield f"target {runner.target.name}: {runner.problem}"
+        if problem := runner.whole_error if runner.target in serving else runner.problem:
+            yield f"target {runner.target.name}: {problem}"
 
 
 def _shown(messages: Sequence[Message]) -> list[str]:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from lbagent.api.backend_details import KnownBackend, backends_with, using_frontends
+from lbagent.api.checked_backends import NOTHING_CHECKED, CheckedBackends
 from lbagent.api.drains import DrainRow, Drains
 from lbagent.api.listed_backends import ListedBackend, listed_backends
-from lbagent.api.named_backends import ClearState, NamedBackends, SetState, StartDrain, named_backends
+from lbagent.api.named_backends import ClearState, EndFlows, NamedBackends, SetState, StartDrain, named_backends
 from lbagent.api.operator_states import OperatorStates
 from lbagent.api.used_backends import backends_used
-from lbagent.errors import ConfigError, Refused
+from lbagent.errors import ConfigError, NotFound, Refused
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import BackendState
 from lbagent.model.cooperative import run_cooperatively
 from lbagent.objects.pod_reference import is_pod_reference
-from lbagent.targets.data_plane import DataPlane
+from lbagent.targets.data_plane import ShownPlane
+
+if TYPE_CHECKING:
+    from lbagent.apilb.native.pool_rows import NativePools
+
+MAX_TIMED = 5000  # with more backends a list has no handshakes: `backend get` and the metrics
+LAST_COUNT_S = 60.0  # until a drain whose flows were ended must have been counted
 
 
 class _ToSet(NamedTuple):
@@ -31,14 +39,42 @@ class _ToSet(NamedTuple):
 class BackendRequests:
     """The methods are the answers of capabilities/node_backends.py."""
 
-    def __init__(self, plane: DataPlane, states: OperatorStates, drains: Drains) -> None:
+    def __init__(
+        self,
+        plane: ShownPlane,
+        states: OperatorStates,
+        drains: Drains,
+        checked: CheckedBackends = NOTHING_CHECKED,
+        native: NativePools | None = None,
+    ) -> None:
+        """`native`: the native pools that this agent serves."""
         self._plane, self._states, self._drains = plane, states, drains
+        self._checked, self._native = checked, native
 
     async def listed(self, only: Collection[L3n4Addr] | None = None) -> Iterator[ListedBackend]:
         """Return backends, all or `only` these, with flows counted now."""
         flows, states_set = await self._plane.count_flows(), await self._states.states_set()
         used = await run_cooperatively(backends_used(self._plane.current_state, only), time.monotonic)
-        return listed_backends(used, flows, states_set, self._plane.egress_paths(), self._drains.rows())
+        few = len(used) <= MAX_TIMED
+        handshakes = self._plane.handshakes([backend.id for backend, _ in used]) if few else {}
+        checks = await run_cooperatively(self._checked.by_backend(only), time.monotonic)
+        ways, drains = self._plane.egress_paths(), self._drains.rows()
+        return listed_backends(used, flows, states_set, ways, drains, handshakes, checks)
+
+    async def details(self, address: str) -> tuple[ListedBackend, KnownBackend]:
+        """Return everything about one backend. Raises NotFound, ConfigError for a text that is no address or names several."""
+        state = self._plane.current_state
+        names = backends_with(address, state.backends)
+        if not names:
+            raise NotFound(f"no backend {address} is served here; see `lbagent backend list`")
+        if len(names) > 1:
+            raise ConfigError(f"{address} names {', '.join(each.with_protocol() for each in names)}: name one of them")
+        (listed,) = await self.listed(names)
+        traffic = self._plane.counters().backends.get(listed.backend.id, (0, 0))
+        pods = await self._states.pods_of(names)
+        checks = self._native.checks_of(names[0]) if self._native else []
+        frontends = list(using_frontends(state, names[0]))
+        return listed, KnownBackend(pods.get(names[0], ""), frontends, traffic, listed.handshakes, checks)
 
     async def set_state(self, wanted: SetState) -> Iterator[ListedBackend]:
         """Set the operator's state of these backends, and of all of these Pods' backends, now and later.
@@ -67,6 +103,23 @@ class BackendRequests:
         )
         await self._drains.check()
         return await self.listed({*named.every, *named.further})
+
+    async def end_flows(self, wanted: EndFlows) -> Iterator[ListedBackend]:
+        """End the flows of backends that take no new ones; returns when it is in the maps. Raises NotFound, Refused, LbError.
+
+        A drain of one of them that timed out begins again, so that it ends as drained.
+        """
+        current = self._plane.current_state
+        asked = named_backends(wanted, current, current.backends)
+        of_pods = (address for pod in asked.pods for address in self._states.backends_of_pod(pod))
+        every = list(dict.fromkeys((*asked.addresses, *asked.found, *of_pods)))
+        if not every:
+            raise ConfigError("no backend was named; nothing was changed")
+        await self._states.end_flows(every)
+        drained = {row.address for row in self._drains.rows()}
+        drains = self._drains.begun([each for each in every if each.with_protocol() in drained], LAST_COUNT_S)
+        await self._states.set_state([], BackendState.MAINTENANCE, drains=drains)
+        return await self.listed(every)
 
     async def clear_state(self, wanted: ClearState) -> tuple[list[str], Iterator[ListedBackend]]:
         """Forget what the operator set for these backends, for these Pods and for the Pods' backends. Their drains end.
@@ -97,7 +150,7 @@ class BackendRequests:
         """Return whose state is to be set. Raises ConfigError where no backend is named, NotFound."""
         current = self._plane.current_state
         asked = named_backends(wanted, current, current.backends)
-        addresses, pods = asked.eligible_for(state, current.backends), asked.pods
+        addresses, pods = asked.eligible_for(state, self._states.settable()), asked.pods
         every = [*addresses, *(address for pod in pods for address in self._states.backends_of_pod(pod))]
         if not every:
             raise ConfigError("no backend was named; nothing was changed")

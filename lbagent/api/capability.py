@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from lbagent.observe.metric import Metric
 
+CONFIGZ = "/configz"  # the settings in force, by key: at the socket and at the port of the metrics
 Part = TypeVar("Part")
 Item_contra = TypeVar("Item_contra", contravariant=True)
 Row = dict[str, Any]  # of the JSON
@@ -118,8 +119,13 @@ class Route(Generic[Part]):
         is_list: bool = False,
         query: tuple[tuple[str, str], ...] = (),
         body: str = "",
+        no_store: bool = False,
+        is_stream: bool = False,
     ) -> None:
-        """`record`: MODULE:NAME, a list, or TEXT. `body`: MODULE:NAME. `query`: keys, each with the value of one left out."""
+        """`record`: MODULE:NAME, a list, or TEXT. `body`: MODULE:NAME. `query`: keys, each with the value of one left out.
+
+        `is_stream`: the answer is an asynchronous iterator of events in bytes. `no_store`: no cache may keep it.
+        """
         self.name = name  # of AgentClient's method
         self.method, self.path = method, path
         self.record = record
@@ -128,6 +134,7 @@ class Route(Generic[Part]):
         self.many = is_list or isinstance(record, ListedFields)
         self.is_text = record == TEXT
         self.query, self.body = query, body
+        self.no_store, self.is_stream = no_store, is_stream
 
     @property
     def record_name(self) -> str:

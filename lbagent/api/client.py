@@ -10,12 +10,13 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
 from lbagent.api.capabilities import CAPABILITIES, route_of
+from lbagent.api.capability import CONFIGZ
 from lbagent.defaults import DEFAULT_SOCKET
 from lbagent.errors import AgentUnreachable, ConfigError, LastBackend, LbError, NotFound, Refused, TimedOut
 
@@ -107,6 +108,11 @@ class AgentClient:
         rows: list[dict[str, Any]] = self._send("start_drain", body | ({"spare_last": True} if spare_last else {}))
         return rows
 
+    def end_flows(self, addresses: list[str]) -> list[dict[str, Any]]:
+        """End the flows of backends that take no new ones; return them as they are now."""
+        rows: list[dict[str, Any]] = self._send("end_flows", {"addresses": addresses})
+        return rows
+
     def clear_state(self, addresses: list[str], **named: Any) -> dict[str, Any]:
         """Forget what the operator set for these backends; return Cleared (api/named_backends.py)."""
         cleared: dict[str, Any] = self._send("clear_state", {"addresses": addresses, **_given(named)})
@@ -121,6 +127,14 @@ class AgentClient:
         """Return in what data planes differ from what the agent wrote: DifferenceRow (api/plane_differences.py)."""
         query = {"renderer": renderer}
         return self._expect(self._request(route_of("differences"), query, timeout_s=VERIFY_TIMEOUT_S), list)
+
+    def object_differences(self, renderer: str = "", *, repair: bool = False) -> list[dict[str, Any]]:
+        """Return in what data planes differ from the objects of a new list; with `repair` have that repaired."""
+        if repair:
+            request, given = route_of("repair_objects"), {"body": {"renderer": renderer}}
+        else:
+            request, given = route_of("object_differences"), {"query": {"renderer": renderer}}
+        return self._expect(self._request(request, **given, timeout_s=VERIFY_TIMEOUT_S), list)
 
     def repair(self, renderer: str = "") -> list[dict[str, Any]]:
         """Have that repaired; return it, with whether it is."""
@@ -137,13 +151,32 @@ class AgentClient:
         before: dict[str, Any] = self._send("request_migration", wanted)
         return before
 
+    def explain(self, request: dict[str, Any], timeout_s: float = 0.0) -> list[dict[str, Any]]:
+        """Return what would happen to packets: of ExplainRequest, a list of Explanation (targets/explanation.py)."""
+        answers: list[dict[str, Any]] = self._request(route_of("explain"), body=request, timeout_s=timeout_s)
+        return answers
+
     def wait_change(self, generation: int, timeout_s: float) -> int:
         """Return the agent's generation when it differs from `generation`, or after `timeout_s`."""
         query = {"generation": generation, "timeout_s": timeout_s}
         return int(self._request(route_of("wait_change"), query, timeout_s=timeout_s + self.timeout_s)["generation"])
 
+    def settings(self) -> dict[str, Any]:
+        """Return the settings in force, by key. Raises LbError, NotFound from an agent of an earlier version."""
+        try:
+            return self._expect(json.loads(self._exchange("GET", CONFIGZ, None, self.timeout_s))["lbagent"], dict)
+        except (ValueError, TypeError, KeyError):
+            raise self._not_an_agent() from None
+
     def _send(self, name: str, body: dict[str, Any]) -> Any:
         return self._request(route_of(name), body=body)
+
+    @contextmanager
+    def stream(self, name: str, query: Mapping[str, object], timeout_s: float) -> Iterator[http.client.HTTPResponse]:
+        """Open the stream of a route; its lines can be read in the block, each within `timeout_s`. Raises LbError."""
+        route = route_of(name)
+        with self._response(route.method, f"{route.path}?{urlencode(query)}", None, timeout_s) as response:
+            yield response
 
     def _request(
         self, route: Route[Any], query: Mapping[str, object] = _NO_QUERY, body: Any = None, timeout_s: float = 0.0
@@ -167,12 +200,24 @@ class AgentClient:
 
     def _exchange(self, method: str, target: str, body: bytes | None, timeout_s: float) -> bytes:
         """Send one request and return the answer's body. Raises LbError."""
+        with self._response(method, target, body, timeout_s) as response:
+            return response.read(MAX_ANSWER_BYTES)
+
+    @contextmanager
+    def _response(
+        self, method: str, target: str, body: bytes | None, timeout_s: float
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Send one request; the answer, whose status is good, can be read in the block. Raises LbError."""
         connection = _Connection(self.path, timeout_s)
         try:
             with suppress(BrokenPipeError, ConnectionResetError):  # an agent that is full answers before it has read
                 connection.request(method, target, body, {"Connection": "close"})
             response = connection.getresponse()
-            data = response.read(MAX_ANSWER_BYTES)
+            if response.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
+                raise self._overrun()
+            if response.status >= 300:
+                raise self._problem(response.read(MAX_ANSWER_BYTES))
+            yield response
         except TimeoutError:
             raise TimedOut(
                 f"the agent on unix://{self.path} did not answer within {timeout_s:g} s; what is in the kernel continues to serve;"
@@ -188,11 +233,6 @@ class AgentClient:
             raise self._not_an_agent() from None
         finally:
             connection.close()
-        if response.status == http.HTTPStatus.SERVICE_UNAVAILABLE:
-            raise self._overrun()
-        if response.status >= 300:
-            raise self._problem(data)
-        return data
 
     def _overrun(self) -> AgentUnreachable:
         return AgentUnreachable(f"the agent on unix://{self.path} has too many connections; end some, or try again")

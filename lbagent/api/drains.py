@@ -44,7 +44,7 @@ class DrainProgress(Struct, gc=False):
     timeout_s: float
     remaining_s: float  # until it times out; 0 when it has ended
     flows: int  # at the last count, of one that has ended at its end; -1: not counted yet
-    flows_at_start: int  # -1: not counted yet
+    flows_at_start: int  # the most that were counted, as a drain gets no new ones; -1: not counted yet
     counted: bool  # `flows` are of a count that began after the drain
     ended: float = 0.0  # seconds since the epoch; 0: it has not ended
 
@@ -191,7 +191,9 @@ class Drains:
             if counts.live is not None:
                 drain.flows = counts.live.get(backend.id, 0) if backend is not None else 0
                 drain.counted = drain.first_sweep is not None and sweeps >= drain.first_sweep
-            if drain.kept.flows_at_start < 0 <= drain.flows:
+            if (
+                drain.flows > drain.kept.flows_at_start
+            ):  # the first count may be older than flows that the drain waits for
                 drain.kept = replace(drain.kept, flows_at_start=drain.flows)
             if drain.counted and not drain.flows:
                 drain.kept = replace(drain.kept, result=DRAINED, ended=time.time())

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
+from lbagent.api.checked_backends import CheckRow
 from lbagent.api.drains import NOT_COUNTED, DrainProgress, DrainRow
 from lbagent.api.operator_states import SetBy
 from lbagent.api.used_backends import Used
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
+from lbagent.model.handshakes import Handshakes
 from lbagent.targets.data_plane import EgressOf, EgressPath, FlowCounts
 
 
@@ -24,8 +26,12 @@ class ListedBackend(Struct, frozen=True, gc=False):
     set_by: SetBy | None
     egress: EgressPath
     drain: DrainProgress | None
+    handshakes: Handshakes | None  # None: none was timed
+    check: CheckRow | None = None  # None: it is not checked
 
 
+_NO_HANDSHAKES: Mapping[int, Handshakes] = {}
+_NOT_CHECKED: Mapping[L3n4Addr, CheckRow] = {}
 _NONE_SET: Mapping[L3n4Addr, SetBy] = {}
 
 
@@ -35,6 +41,8 @@ def listed_backends(
     states_set: Mapping[L3n4Addr, SetBy] = _NONE_SET,
     egress_of: EgressOf = lambda _backend: EgressPath(),
     drains: Iterable[DrainRow] = (),
+    handshakes: Mapping[int, Handshakes] = _NO_HANDSHAKES,
+    checks: Mapping[L3n4Addr, CheckRow] = _NOT_CHECKED,
 ) -> Iterator[ListedBackend]:
     """Yield each with what is known of it. A state that another one has replaced has no origin."""
     drain_of = {drain.address: drain for drain in drains}
@@ -51,6 +59,8 @@ def listed_backends(
             by if by is not None and by.state is backend.state else None,
             egress_of(backend),
             _progress(drain) if drain is not None and is_drained else None,
+            handshakes.get(backend.id),
+            checks.get(backend.address) if checks else None,
         )
 
 

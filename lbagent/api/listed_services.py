@@ -14,7 +14,7 @@ from lbagent.model.backend import Backend
 from lbagent.model.flags import ServiceFlags
 from lbagent.model.service import SVC, SVCType
 from lbagent.model.state import State
-from lbagent.targets.data_plane import ServedState
+from lbagent.targets.data_plane import ShownState
 
 NON_ROUTABLE = "non-routable"  # the flag's word (model/flags.py)
 
@@ -89,7 +89,7 @@ def listed_services(
 class ServedServices:
     """The frontends of a data plane."""
 
-    def __init__(self, plane: ServedState, reaches_clusterips: Callable[[], bool]) -> None:
+    def __init__(self, plane: ShownState, reaches_clusterips: Callable[[], bool]) -> None:
         """`reaches_clusterips` returns whether sources outside the node reach ClusterIPs."""
         self._plane, self._reaches_clusterips = plane, reaches_clusterips
 

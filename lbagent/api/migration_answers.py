@@ -14,6 +14,7 @@ class MigrationStatus(Struct, frozen=True):
     serves: bool
     renderers: list[str]  # words of --renderer; those that would serve, where it does not
     error: str = ""  # why it could not serve, when that was requested last
+    is_left: bool = False  # it compares, and keeps flows of its data plane going until they end
 
 
 class MigrationRequest(Struct):

@@ -56,6 +56,12 @@ class ClearState(NamedBackends, kw_only=True, forbid_unknown_fields=True):
     command: ClassVar[str] = "clear-state"
 
 
+class EndFlows(NamedBackends, kw_only=True, forbid_unknown_fields=True):
+    """The body of PUT /v1/backends/end-flows."""
+
+    command: ClassVar[str] = "drain --then reset"
+
+
 class Cleared(Struct):
     """The answer to ClearState."""
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
 
 from lbagent.api.named_backends import services_left_empty, some
 from lbagent.errors import LastBackend, LbError, NotFound, Refused
 from lbagent.kernel.private_folder import unwritable
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import BackendState
+from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import run_cooperatively
 from lbagent.model.state import State
 from lbagent.objects.object_event import ObjectEvent
@@ -20,11 +22,12 @@ from lbagent.resolve.pod_backends import backends_of_pod, pods_at, pods_of_backe
 
 if TYPE_CHECKING:
     from lbagent.objects.object_event import EventSink
-    from lbagent.objects.records import StateOverride
+    from lbagent.objects.records import FailedChecks, StateOverride
     from lbagent.objects.source import Source
     from lbagent.sources.operator import KeptDrain, OperatorSource
     from lbagent.sync.loop import SyncLoop
-    from lbagent.targets.data_plane import ServedState
+    from lbagent.sync.target_protocol import Target
+    from lbagent.targets.data_plane import ShownState
 
 
 class SetBy(NamedTuple):
@@ -40,7 +43,8 @@ class OperatorStates:
 
     def __init__(
         self,
-        plane: ServedState,
+        plane: ShownState,
+        targets: Sequence[Target],
         loop: SyncLoop,
         sources: Sequence[Source],
         operator: OperatorSource,
@@ -48,8 +52,14 @@ class OperatorStates:
         state_dir: str,
         node_name: str,
         events: Sequence[EventSink] = (),
+        failed: Callable[[], Iterable[FailedChecks]] = tuple,
     ) -> None:
-        """`events` receive an Event for each Pod whose state changes."""
+        """`events` receive an Event for each Pod whose state changes; `targets` put the States of `plane` in force.
+
+        `failed` returns the backends whose health check fails.
+        """
+        self._failed = failed
+        self._targets = targets
         self._plane, self._loop, self._sources, self._operator = plane, loop, sources, operator
         self._state_dir, self._node_name, self._events = state_dir, node_name, events
 
@@ -62,6 +72,22 @@ class OperatorStates:
         """The addresses for which the operator set a state, also those that no service has."""
         return self._operator.addresses
 
+    def settable(self) -> Mapping[L3n4Addr, Backend]:
+        """Return the backends with their states, from which the operator may change them.
+
+        One that only its health check quarantines counts as active: the operator's state takes precedence.
+        """
+        known, set_states = self._state.backends, self._loop.effective_overrides().of_addresses()
+        failed = {each for group in self._failed() for each in group.backends if each in known}
+        quarantined = [
+            each
+            for each in failed
+            if known[each].state is BackendState.QUARANTINED and set_states.get(each) is not BackendState.QUARANTINED
+        ]
+        if not quarantined:
+            return known
+        return {**known, **{each: replace(known[each], state=BackendState.ACTIVE) for each in quarantined}}
+
     def backends_of_pod(self, pod: str) -> Sequence[L3n4Addr]:
         """Return the backends of a Pod that are in the maps. Raises NotFound when it has none."""
         known = self._state.backends
@@ -70,6 +96,11 @@ class OperatorStates:
         if not found:
             raise NotFound(f"no service has a backend of the Pod {pod}; nothing was changed")
         return found
+
+    async def pods_of(self, addresses: Collection[L3n4Addr]) -> Mapping[L3n4Addr, str]:
+        """Return the key of the Pod of each of these backends, if an object names one."""
+        snapshots = [source.snapshot() for source in self._sources]
+        return await run_cooperatively(pods_at(snapshots, addresses), time.monotonic)
 
     async def states_set(self) -> Mapping[L3n4Addr, SetBy]:
         """Return what set the state of each backend whose state was set."""
@@ -95,7 +126,7 @@ class OperatorStates:
 
         Raises NotFound, InvalidTransition, LastBackend, LbError where the state cannot be kept.
         """
-        known = self._state.backends
+        known = self.settable()
         of_pods = [address for pod in pods for address in self.backends_of_pod(pod)]
         for address in (*addresses, *of_pods):
             backend = known.get(address)
@@ -138,13 +169,25 @@ class OperatorStates:
             await self._tell_pods({*addresses, *of_pods}, "BackendStateCleared", "the operator cleared the state of")
         return cleared
 
+    async def end_flows(self, addresses: Sequence[L3n4Addr]) -> None:
+        """End the flows of backends that take no new flow. Raises Refused where one takes some, NotFound."""
+        known, wanted = self._state.backends, frozenset(addresses)
+        for address in addresses:
+            if address not in known:
+                raise NotFound(f"no service has a backend {address.with_protocol()}; nothing was changed")
+        for svc in self._state.services:
+            for backend in svc.selectable:
+                if backend.address in wanted:
+                    name = backend.address.with_protocol()
+                    raise Refused(f"{name} takes new flows of {svc.name}; its flows were not ended")
+        await self._loop.end_flows(wanted, self._targets)
+
     async def _tell_pods(self, addresses: Collection[L3n4Addr], reason: str, what: str) -> None:
         """Give an Event to each Pod of these backends, where Events go anywhere."""
         if not self._events:
             return
-        snapshots = [source.snapshot() for source in self._sources]
         found: dict[str, list[str]] = {}
-        for address, pod in (await run_cooperatively(pods_at(snapshots, addresses), time.monotonic)).items():
+        for address, pod in (await self.pods_of(addresses)).items():
             found.setdefault(pod, []).append(address.with_protocol())
         for pod, names in sorted(found.items()):
             text = f"{what} {some(sorted(names))} on the node {self._node_name}"
@@ -153,7 +196,7 @@ class OperatorStates:
 
     async def _settled(self, wanted: Collection[L3n4Addr]) -> None:
         """Wait until a change of these backends is in the maps. Raises what failed there."""
-        await self._loop.settled(self._plane)
+        await self._loop.settled(*self._targets)
         for frontend, failure in self._plane.failing.items():
             svc = self._state.by_frontend.get(frontend)
             if svc is not None and any(backend.address in wanted for backend in svc.backends):

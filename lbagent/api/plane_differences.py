@@ -53,14 +53,14 @@ async def differences(runners: Sequence[TargetRunner], renderer: str) -> list[Di
     """
     if renderer == KUBE_PROXY:
         return await _of_kube_proxy(runners)
-    return await _of_each(_chosen(runners, renderer), _differences)
+    return await _of_each(chosen_planes(runners, renderer), _differences)
 
 
 async def repair(runners: Sequence[TargetRunner], renderer: str) -> list[DifferenceRow]:
     """Repair what differs, and return it; `repaired`: a second look does not find it. Raises as `differences`."""
     if renderer == KUBE_PROXY:
         raise ConfigError(CANNOT_REPAIR)
-    return await _of_each(_chosen(runners, renderer), _repaired)
+    return await _of_each(chosen_planes(runners, renderer), _repaired)
 
 
 async def _of_kube_proxy(runners: Sequence[TargetRunner]) -> list[DifferenceRow]:
@@ -112,7 +112,7 @@ async def _left(plane: DataPlane, found: Sequence[Difference]) -> Sequence[Diffe
             return left
 
 
-def _chosen(runners: Sequence[TargetRunner], renderer: str) -> list[DataPlane]:
+def chosen_planes(runners: Sequence[TargetRunner], renderer: str) -> list[DataPlane]:
     """Return the data planes of the agent, or the one of this name."""
     planes: list[DataPlane] = [runner.target for runner in runners]  # type: ignore[misc]
     chosen = [plane for plane in planes if renderer in ("", plane.name)]

@@ -1,6 +1,7 @@
 """The agent's API: HTTP + JSON on a unix socket only root may open; metrics on a TCP address when asked for.
 
-The routes are those of capabilities/. The TCP address has /metrics, /proxyMode and /configz, and nothing else.
+The routes are those of capabilities/. The TCP address has /metrics, /proxyMode and /configz, with --ui the status page
+(status_page.py), and nothing else.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lbagent.api.capabilities import every_capability
-from lbagent.api.capability import Bound, ListedFields, Route
+from lbagent.api.capability import CONFIGZ, Bound, ListedFields, Route
 from lbagent.api.json_list import json_list
 from lbagent.api.named_backends import NamedBackends
+from lbagent.api.node_summary import TooManyStreams
+from lbagent.api.status_page import EVENTS_TYPE, NO_STORE, StatusPage
 from lbagent.decoding_errors import DECODING_ERRORS, decoding_problem
 from lbagent.errors import ConfigError, Conflict, LastBackend, LbError, NotFound, Refused, TimedOut
-from lbagent.http.http_server import MAX_HEAD_BYTES, HttpServer, Request, Response
+from lbagent.http.http_server import MAX_HEAD_BYTES, Headers, HttpServer, Request, Response
 from lbagent.http.listeners import PUBLIC_LIMITS, tcp_socket
 from lbagent.model.address import L3n4Addr
 
@@ -38,7 +41,13 @@ BACKLOG = 32
 PROBE_S = 1.0  # for an agent that may listen on the path already
 PROXY_MODE = b"lbagent"  # kube-proxy says iptables or nftables here
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_STATUS: tuple[tuple[type[LbError], int], ...] = ((ConfigError, 400), (NotFound, 404), (Refused, 409), (TimedOut, 504))
+_STATUS: tuple[tuple[type[LbError], int], ...] = (
+    (ConfigError, 400),
+    (NotFound, 404),
+    (Refused, 409),
+    (TooManyStreams, 503),
+    (TimedOut, 504),
+)
 
 
 class Problem(msgspec.Struct, omit_defaults=True):
@@ -60,9 +69,17 @@ class ApiServer:
     """Serves the capabilities that are bound. `start` listens, `close` takes the socket away again."""
 
     def __init__(
-        self, bound: Sequence[Bound], settings: Callable[[], Mapping[str, object]], path: str, metrics_address: str = ""
+        self,
+        bound: Sequence[Bound],
+        settings: Callable[[], Mapping[str, object]],
+        path: str,
+        metrics_address: str = "",
+        ui_hosts: Sequence[str] | None = None,
     ) -> None:
-        """`settings` returns the configuration in force, by key, for /configz."""
+        """`settings` returns the configuration in force, by key, for /configz.
+
+        `ui_hosts`: further names of the metrics address, by which browsers may reach the status page; None: there is no page.
+        """
         self._routes = {
             (route.method, route.path): _Served(route, part)
             for capability, part in bound
@@ -78,8 +95,9 @@ class ApiServer:
         self._public: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "/metrics": self._answer,
             "/proxyMode": self._proxy_mode,
-            "/configz": self._configz,
+            CONFIGZ: self._configz,
         }
+        self._page = StatusPage(self._answer, ui_hosts) if ui_hosts is not None else None
 
     async def start(self) -> None:
         """Listen. Raises Conflict when another agent answers on the path, ConfigError when it cannot be used."""
@@ -114,6 +132,8 @@ class ApiServer:
 
     async def _answer(self, request: Request) -> Response:
         try:
+            if (request.method, request.path) == ("GET", CONFIGZ):
+                return await self._configz(request)
             found = self._routes.get((request.method, request.path))
             if found is None:
                 raise NotFound(_why_not_served(request))
@@ -136,6 +156,8 @@ class ApiServer:
 
     async def answer_metrics(self, request: Request) -> Response:
         """Answer at the port of the metrics, as kube-proxy does at 10249: whatever the method is."""
+        if self._page is not None and request.path in StatusPage.PATHS:
+            return await self._page.answer(request)
         handler = self._public.get(request.path)
         if handler is None:
             return Response(404, b"only /metrics, /proxyMode and /configz are here\n", "text/plain; charset=utf-8")
@@ -174,16 +196,18 @@ def _body(request: Request, kind: type[NamedBackends]) -> NamedBackends:
 
 def _encoded(route: Route[Any], answer: Any) -> Response:
     """Return what a route answers, as its row says."""
+    if route.is_stream:
+        return Response(200, answer, EVENTS_TYPE, NO_STORE)
     if route.is_text:
         return Response(200, (piece.encode() for piece in answer), METRICS_TYPE)
     if not route.many:
-        return _json(answer)
+        return _json(answer, headers=NO_STORE if route.no_store else ())
     listed = route.record
     return Response(200, json_list(map(listed.row, answer) if isinstance(listed, ListedFields) else answer))
 
 
-def _json(value: msgspec.Struct, status: int = 200) -> Response:
-    return Response(status, msgspec.json.encode(value) + b"\n")
+def _json(value: msgspec.Struct, status: int = 200, headers: Headers = ()) -> Response:
+    return Response(status, msgspec.json.encode(value) + b"\n", headers=headers)
 
 
 def socket_file(text: str) -> str:

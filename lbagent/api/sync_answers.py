@@ -8,7 +8,7 @@ import math
 from msgspec import Struct
 
 from lbagent.errors import ConfigError, TimedOut
-from lbagent.targets.data_plane import DataPlane
+from lbagent.targets.data_plane import ShownPlane
 
 MAX_WAIT_S = 60.0
 
@@ -25,14 +25,14 @@ class Generation(Struct):
     generation: int  # of the State that is in the maps
 
 
-async def verify(plane: DataPlane) -> Differences:
+async def verify(plane: ShownPlane) -> Differences:
     """Return the differences of the data plane from what was written. Raises KernelError, and TimedOut before the start."""
     if not plane.first_pass.is_set():
         raise TimedOut("the agent has written no state yet; `lbagent status` shows what it waits for")
     return Differences(list(map(str, await plane.verify())))
 
 
-async def wait_change(plane: DataPlane, generation: str, timeout_s: str) -> Generation:
+async def wait_change(plane: ShownPlane, generation: str, timeout_s: str) -> Generation:
     """Return the generation in force when it differs from `generation`, at the latest after `timeout_s`. Raises ConfigError."""
     try:
         known, seconds = int(generation), float(timeout_s)

@@ -24,7 +24,7 @@ def backends_used(state: State, only: Collection[L3n4Addr] | None = None) -> Coo
                 found[backend.address] = backend, here
                 continue
             best, names = known
-            if backend.state < best.state:
+            if (backend.gone, backend.state) < (best.gone, best.state):
                 best = backend
             found[backend.address] = (best, names if here[0] in names else names + here)
         yield

@@ -32,11 +32,17 @@ TAIL_CALLS = (
     TailCall("fragment", "pk, out_macs, out_rest, answer_mtu: the translated datagram leaves in fragments"),
     TailCall("direct", "pk: a datagram that a client sends to a local backend itself"),
     TailCall("announce", "nothing: a frame that may be an ARP request or a neighbor solicitation"),
+    TailCall("event", "pk, event_reason, event_verdict: the verdict is recorded and returned"),
+    TailCall("echo", "pk without ports: an echo request that may be to an address of a service"),
+    TailCall("choose", "pk, hash, choice, rules_*: a flow of a Service with rules gets its backend, or is refused"),
 )
-# Programs that the agent runs by BPF_PROG_TEST_RUN, compiled for one hook only.
+# Programs that run by BPF_PROG_TEST_RUN, compiled for one hook only: those of the agent, which are loaded at a start, and those
+# that a command loads when it needs them.
 AGENT_RUNS = {"xdp": ("sweep",), "tc": ("migrate",)}
-AGENT_RUN_PROGRAMS = frozenset(
-    f"{name}{family}" for names in AGENT_RUNS.values() for name in names for family in Family
+COMMAND_RUNS = {"tc": ("flow_delete",)}
+AGENT_RUN_PROGRAMS, COMMAND_RUN_PROGRAMS = (
+    frozenset(f"{name}{family}" for names in runs.values() for name in names for family in Family)
+    for runs in (AGENT_RUNS, COMMAND_RUNS)
 )
 
 
@@ -46,9 +52,13 @@ def call_slot(name: str, family: Family) -> int:
     return 1 + position * len(Family) + [*Family].index(family)
 
 
-def program_functions(hook: str, family: Family) -> dict[str, str]:
-    """Return the programs of a hook and family behind the entry points: name of the program -> its C function."""
+def program_functions(hook: str, family: Family, *, runs: bool = True) -> dict[str, str]:
+    """Return the programs of a hook and family behind the entry points: name of the program -> its C function.
+
+    `runs`: those of AGENT_RUNS and COMMAND_RUNS, too.
+    """
     calls = {
         f"call_{hook}_{call_slot(call.name, family)}_{call.name}{family}": f"{call.name}_main" for call in TAIL_CALLS
     }
-    return calls | {f"{name}{family}": f"{name}_main" for name in AGENT_RUNS.get(hook, ())}
+    named = (*AGENT_RUNS.get(hook, ()), *COMMAND_RUNS.get(hook, ())) if runs else ()
+    return calls | {f"{name}{family}": f"{name}_main" for name in named}

@@ -19,7 +19,7 @@ def port_not_open(agent: RunningAgent) -> Iterator[Result]:
 def target_failed(agent: RunningAgent) -> Iterator[Result]:
     """Report each data plane that does not match the State; single frontends of the maps have their own results."""
     for runner in agent.loop.runners:
-        problem = agent.plane.error if runner.target is agent.plane else runner.problem
+        problem = runner.whole_error if runner.target in agent.translating else runner.problem
         if problem:
             yield Result(runner.target.name, {"target": runner.target.name, "problem": problem})
 

@@ -49,6 +49,20 @@ def objects_mismatch(agent: RunningAgent) -> Iterator[Result]:
         yield Result("objects", {"first": found[0], "more": _more(found)})
 
 
+def objects_missed(agent: RunningAgent) -> Iterator[Result]:
+    """Report what the last comparison with a new list found, and what was repaired a moment ago."""
+    verification = agent.verification
+    if verification is None:
+        return
+    mended = verification.last.is_clean
+    found = verification.repaired if mended else verification.last
+    for source, places in found.missed.items():
+        yield Result(source, {"what": f"source {source} has missed changes of {', '.join(places)}"}, mended=mended)
+    if found.differences and not found.missed:
+        what = f"{len(found.differences)} differences from the objects, first: {found.differences[0]}"
+        yield Result("objects", {"what": what}, mended=mended)
+
+
 def _more(messages: Sequence[Message]) -> str:
     return f", and {len(messages) - 1} more" if len(messages) > 1 else ""
 
@@ -81,6 +95,14 @@ CHECKS = (
         "source {source}: objects or fields are refused: {first}{more}",
         "fix the manifest; what was good before is served meanwhile",
         severity=Severity.DEGRADED,
+    ),
+    Check(
+        "objects-missed",
+        "whether the state is that of the objects of a new list (`--verify-every`)",
+        objects_missed,
+        "{what}",
+        "the agent lists them again; if it recurs, look for what stops watches between the agent and its source, and run"
+        " `lbagent verify --api`",
     ),
     Check(
         "objects-mismatch",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from lbagent.checks import agent_checks, announce_checks, source_checks
+from lbagent.checks import agent_checks, announce_checks, backend_health_checks, node_checks, source_checks
 from lbagent.model.check import Check, CheckGroup, Finding, Result
 
 if TYPE_CHECKING:
@@ -33,8 +33,10 @@ _OF_AGENT: tuple[Check[RunningAgent], ...] = (
     *announce_checks.CONFLICT_CHECKS,
     *agent_checks.PORT_CHECKS,
     *announce_checks.ANNOUNCE_CHECKS,
+    *node_checks.CHECKS,
     *agent_checks.AGENT_CHECKS,
     *source_checks.CHECKS,
+    *backend_health_checks.CHECKS,
 )
 
 
@@ -79,6 +81,11 @@ def offline_findings(config: Config, *, kubernetes: bool = False) -> list[Findin
     for rows, context in [*groups, CheckGroup(_of_node(), node)]:
         found += [each for check in rows if check.when.offline for each in check.findings(context)]
     return list(dict.fromkeys(found))
+
+
+def finding_row(found: Finding) -> dict[str, str]:
+    """Return a finding as `lbagent doctor -o json` has it."""
+    return {"level": str(found.level), "what": found.text, "advice": found.remedy}
 
 
 def current_texts(agent: RunningAgent, *names: str) -> list[str]:

@@ -24,8 +24,17 @@ VERBS = {
     "agent": ("lbagent.cli.verbs.agent:agent", "Run the agent in the foreground."),
     "svc": ("lbagent.cli.verbs.svc:svc", "Services: list, get."),
     "backend": ("lbagent.cli.verbs.backend:backend", "Backends: list, set-state, clear-state, drain."),
+    "flow": ("lbagent.cli.verbs.flow:flow", "Flows: list, get, count, delete."),
+    "node": ("lbagent.cli.verbs.node:node", "All backends of a node: drain."),
     "map": ("lbagent.cli.verbs.maps:maps", "The kernel's maps: dump."),
     "status": ("lbagent.cli.verbs.status:status", "Show whether the agent is ready, and what is wrong."),
+    "top": ("lbagent.cli.verbs.top:top", "Show which services, backends and drops have traffic now."),
+    "ui": ("lbagent.cli.verbs.ui:ui", "Serve a page for browsers: traffic, changes, what is wrong."),
+    "explain": ("lbagent.cli.verbs.explain:explain", "Show what happens to a packet, and why."),
+    "monitor": ("lbagent.cli.verbs.monitor:monitor", "Show refusals and new flows as they happen."),
+    "capture": ("lbagent.cli.verbs.capture:capture", "Capture packets before and after the load balancer."),
+    "record": ("lbagent.cli.verbs.record:record", "Record the node for a bug report: dump."),
+    "history": ("lbagent.cli.verbs.history:history", "Show what caused each generation."),
     "plan": (
         "lbagent.cli.verbs.plan:plan",
         "Show the map entries of manifests; needs no agent and no root.",
@@ -53,6 +62,7 @@ VERBS = {
     "completion": ("lbagent.cli.verbs.completion:completion", "Print a shell's completion script."),
 }
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+REQUEST = "_LBAGENT_COMPLETE"  # is in the environment while a shell requests completions
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
@@ -95,6 +105,10 @@ class LazyGroup(click.Group):
         module, _, attribute = VERBS[cmd_name][0].partition(":")
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
+        if REQUEST in os.environ:
+            from lbagent.cli.completions import add_completions
+
+            return add_completions(command)
         return command
 
     def resolve_command(

@@ -11,7 +11,7 @@ import click
 
 from lbagent.api.client import AgentClient
 from lbagent.cli.output import FORMATS, Style
-from lbagent.defaults import DEFAULT_BPFFS
+from lbagent.defaults import DEFAULT_BPFFS, DEFAULT_STATE_DIR
 from lbagent.durations import parse_duration
 from lbagent.errors import LbError
 
@@ -116,3 +116,68 @@ class Duration(click.ParamType[float]):
             return parse_duration(text)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+# --- filters of flows, and of events about flows ---
+
+FLOW_STATES = ("new", "established", "closing", "mid")
+_FILTERS = (
+    click.option("--client", default="", metavar="CIDR|ADDRESS[:PORT]", help="Only flows of these clients."),
+    click.option("--frontend", default="", metavar="ADDRESS[:PORT][/PROTOCOL]", help="Only flows to this frontend."),
+    click.option("--backend", default="", metavar="ADDRESS[:PORT][/PROTOCOL]", help="Only flows to this backend."),
+    click.option("--service", default="", metavar="NAMESPACE/NAME", help="Only flows to frontends of this Service."),
+    click.option(
+        "--proto", type=click.Choice(("tcp", "udp", "sctp"), case_sensitive=False), help="Only flows of this protocol."
+    ),
+    click.option("--state", type=click.Choice(FLOW_STATES), help="Only flows in this state."),
+    click.option(
+        "--idle-over",
+        "idle_over_s",
+        type=Duration(),
+        metavar="DURATION",
+        help="Only flows without a packet for longer than this, like 30s or 5m.",
+    ),
+    click.option("-4", "four", is_flag=True, help="Only IPv4."),
+    click.option("-6", "six", is_flag=True, help="Only IPv6."),
+)
+
+
+def filter_options(command: F) -> F:
+    """Add the filters of flows; the command gets them as `wanted`."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, four: bool, six: bool, proto: str | None, state: str | None, **kwargs: Any) -> Any:
+        from lbagent.partial_imports import put_in_place
+
+        put_in_place(
+            "lbagent.model"
+        )  # of which only single modules are used: a start without the rest takes half the time
+        from lbagent.maps.flow_filter import flow_filter
+        from lbagent.model.family import Family
+
+        names = ("client", "frontend", "backend", "service", "idle_over_s")
+        words = {name: kwargs.pop(name) for name in names}
+        families = [family for family, is_given in zip(Family, (four, six), strict=True) if is_given]
+        wanted = flow_filter(**words, proto=(proto or "").lower(), state=state or "", families=families)
+        return command(*args, wanted=wanted, **kwargs)
+
+    for option in reversed(_FILTERS):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[return-value]
+
+
+def limit_option(what: str) -> Callable[[F], F]:
+    """Add --limit."""
+    return click.option("--limit", type=click.IntRange(1), metavar="N", help=f"At most so many {what}.")
+
+
+def state_dir_option(command: F) -> F:
+    """Add --state-dir."""
+    return click.option(
+        "--state-dir",
+        default=DEFAULT_STATE_DIR,
+        show_default=True,
+        envvar="LBAGENT_STATE_DIR",
+        metavar="DIR",
+        help="Folder of the agent's state: names of Services while no agent runs.",
+    )(command)

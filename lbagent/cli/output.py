@@ -201,12 +201,12 @@ def _until_change(client: AgentClient, generation: int) -> int:
     deadline = time.monotonic() + REFRESH_S
     while True:
         now = client.wait_change(generation, POLL_S)
-        _require_reader()
+        require_reader()
         if now != generation or time.monotonic() >= deadline:
             return now
 
 
-def _require_reader() -> None:
+def require_reader() -> None:
     """Raise BrokenPipeError when the reader of stdout closed it: without a change nothing is written, so no write fails."""
     try:
         poll = select.poll()
@@ -220,7 +220,7 @@ def _require_reader() -> None:
 
 def _reconnect(client: AgentClient) -> int:
     while True:
-        _require_reader()
+        require_reader()
         time.sleep(WATCH_RETRY_DELAY_S)
         try:
             status = client.status()

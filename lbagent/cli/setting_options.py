@@ -15,7 +15,7 @@ from lbagent.durations import parse_whole_seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
 RULE_SETTINGS = (  # that change the rules of manifests, for commands without an agent
-    "pod_device", "external_clusterip", "external_ips", "external_ip_cidr", "masquerade_all", "reject_rate",
+    "pod_device", "external_clusterip", "external_ips", "external_ip_cidr", "exclude", "masquerade_all", "reject_rate",
     "max_frontends_per_service", "local_endpoint_weight", "policy_compat",
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from lbagent.config.schema import AUTO, BY_KEY, PRIMARY, Config
+from lbagent.model.exclusion import Exclusion
 from lbagent.model.extra_snat_sources import MAX_EXTRA_SNAT
 from lbagent.model.maglev import TABLE_SIZES
 from lbagent.model.service import CIDR
@@ -38,6 +39,20 @@ def check(config: Config, places: Mapping[str, str], fault: Callable[[str], None
     if empty:
         refuse(empty[0], "must not be empty")
     _check_sources(config, refuse)
+    _check_liveness(config, refuse)
+
+
+def _check_liveness(config: Config, refuse: Callable[[str, str], None]) -> None:
+    if config.node_liveness == "off":
+        return
+    if not config.liveness_key_file:
+        refuse(
+            "node-liveness", "udp needs liveness-key-file, too: without a key any host could claim that a node lives"
+        )
+    if not config.has_kubernetes:
+        refuse("node-liveness", "udp needs a Kubernetes API: give --kubeconfig or --in-cluster, too")
+    if config.shadow:
+        refuse("node-liveness", "an agent with shadow changes nothing")
 
 
 def _check_addresses(config: Config, refuse: Callable[[str, str], None]) -> None:
@@ -48,8 +63,18 @@ def _check_addresses(config: Config, refuse: Callable[[str, str], None]) -> None
         refuse("nodeport-addresses", wrong)
     if wrong := _wrong_ranges(config.external_ip_cidr):
         refuse("external-ip-cidr", wrong)
+    if wrong := _wrong_exclusions(config.exclude):
+        refuse("exclude", wrong)
     if wrong := _wrong_snat_addresses(config.snat_address):
         refuse("snat-address", wrong)
+    if wrong := _wrong_ranges(config.cluster_cidr):
+        refuse("cluster-cidr", wrong)
+    if config.egress_snat == "on" and config.services:
+        refuse("egress-snat", "it is for an agent that serves no Services: give --no-services, too")
+    if config.egress_snat == "on" and config.shadow:
+        refuse("egress-snat", "an agent with shadow changes nothing")
+    if config.cluster_cidr and config.egress_snat != "on":
+        refuse("cluster-cidr", "it has an effect only with egress-snat on")
 
 
 def _check_listeners(config: Config, refuse: Callable[[str, str], None]) -> None:
@@ -59,6 +84,10 @@ def _check_listeners(config: Config, refuse: Callable[[str, str], None]) -> None
         value = getattr(config, key.replace("-", "_"))
         if value not in ("", AUTO) and not _is_address_and_port(value):
             refuse(key, f"{value!r} is not ADDRESS:PORT like 127.0.0.1:10249 or [::1]:10249, and not auto")
+    if config.ui and not (config.metrics_address or config.metrics_listen_addresses):
+        refuse("ui", "there is no address for the page: give metrics-address, too, or use `lbagent ui`")
+    if config.ui_host and not config.ui:
+        refuse("ui-host", "it has an effect only with ui")
     if config.metrics_address and config.metrics_bind_address != AUTO:
         refuse("metrics-bind-address", "it cannot be given beside metrics-address: they are one setting")
 
@@ -127,6 +156,16 @@ def _wrong_ranges(texts: Sequence[str]) -> str:
     for text in texts:
         try:
             CIDR.parse(text)
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+def _wrong_exclusions(texts: Sequence[str]) -> str:
+    """Return why one of these excludes nothing, '' if all do."""
+    for text in texts:
+        try:
+            Exclusion.parse(text)
         except ValueError as error:
             return str(error)
     return ""

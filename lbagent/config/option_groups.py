@@ -13,16 +13,22 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Data plane": ("renderer", "shadow"),
     "Devices and sockets": ("device", "pod-device", "attach", "socket-lb", "cgroup"),
     "Addresses and forwarding": (
-        "announce", "external-clusterip", "external-ips", "external-ip-cidr", "masquerade-all", "strict-source", "new-flows",
-        "snat-ports", "snat-address", "reject-rate", "local-endpoint-weight", "policy-compat",
+        "announce", "external-clusterip", "external-ips", "external-ip-cidr", "exclude", "masquerade-all", "strict-source",
+        "new-flows", "snat-ports", "snat-address", "reject-rate", "echo-reply", "local-endpoint-weight", "policy-compat",
+        "services", "egress-snat", "cluster-cidr",
     ),
+    "Dead nodes": ("node-liveness", "liveness-key-file", "liveness-peers", "liveness-port", "dead-node-flows"),
     "Tables": (
         "flow-table-size", "flow6-table-size", "snat-table-size", "snat6-table-size", "max-service-slots", "max-backends",
         "max-source-ranges", "max-affinities", "max-spilled-flows", "max-fragments", "maglev-table-size",
         "max-frontends-per-service", "max-endpoints-per-namespace",
     ),
-    "Times": ("timeout-new", "timeout-tcp", "timeout-udp", "timeout-closing", "resync-interval", "sweep-interval"),
-    "Files, logs and metrics": ("socket", "bpffs", "state-dir", "artifact", "log-format", "log-level", "metrics-address"),
+    "Events": ("events", "event-rate"),
+    "Times": ("timeout-new", "timeout-tcp", "timeout-udp", "timeout-closing", "resync-interval", "verify-every", "sweep-interval"),
+    "Files, logs and metrics": (
+        "socket", "bpffs", "state-dir", "artifact", "log-format", "log-level", "metrics-address", "ui", "ui-host",
+        "handshake-sample",
+    ),
 }  # fmt: skip
 
 

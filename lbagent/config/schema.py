@@ -19,11 +19,12 @@ FALSE_WORDS = frozenset({"0", "false", "no", "off"})
 RELOADABLE = frozenset(
     {
         "device", "pod_device", "attach", "node_ip", "nodeport_addresses", "log_format", "log_level", "external_clusterip",
-        "external_ips", "external_ip_cidr", "masquerade_all", "strict_source", "new_flows", "snat_ports", "snat_address",
-        "reject_rate",
-        "timeout_new", "timeout_tcp", "timeout_udp", "timeout_closing", "resync_interval", "sweep_interval",
+        "external_ips", "external_ip_cidr", "exclude", "masquerade_all", "strict_source", "new_flows", "snat_ports", "snat_address",
+        "reject_rate", "echo_reply", "handshake_sample", "event_rate",
+        "timeout_new", "timeout_tcp", "timeout_udp", "timeout_closing", "resync_interval", "verify_every", "sweep_interval",
         "flow_table_size", "flow6_table_size", "snat_table_size", "snat6_table_size", "max_delete_ratio",
         "max_frontends_per_service", "max_endpoints_per_namespace", "local_endpoint_weight", "policy_compat",
+        "cluster_cidr", "dead_node_flows",
     }
 )  # fmt: skip
 
@@ -134,6 +135,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
             " Give one of the two."
         ),
     ] = AUTO
+    ui: Annotated[
+        bool,
+        Meta(
+            description="Whether a page for browsers is served at the address of the metrics: read only, without log-in."
+        ),
+    ] = False
+    ui_host: Annotated[
+        Words,
+        Meta(
+            description="A further name by which browsers ask for the page; addresses of the listener and localhost are allowed "
+            "(repeatable)."
+        ),
+    ] = ()
     healthz_bind_address: Annotated[
         str,
         Meta(
@@ -155,6 +169,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
             " repeatable)."
         ),
     ] = ()
+    exclude: Annotated[
+        Words,
+        Meta(
+            description="CIDR[:PORT[/PROTO]] of frontends that are left alone: their packets pass untouched, to another proxy or a"
+            " cache (IPv6 with a port: [CIDR]:PORT; repeatable)."
+        ),
+    ] = ()
     announce: Annotated[
         str,
         Meta(
@@ -162,6 +183,26 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
             " read again when it changes."
         ),
     ] = ""
+    node_liveness: Annotated[
+        Literal["off", "udp"],
+        Meta(
+            description="Whether the agents find out which nodes are dead, whose endpoints then take no new flows: udp: by an echo"
+            " between nodes, with the key of liveness-key-file; needs a Kubernetes API."
+        ),
+    ] = "off"
+    liveness_key_file: Annotated[
+        str, Meta(description="File of the key of that echo, the same on each node; read again when it changes.")
+    ] = ""
+    liveness_peers: Annotated[int, Meta(ge=1, le=64, description="Number of nodes that observe each node.")] = 8
+    liveness_port: Annotated[int, Meta(ge=1, le=65535, description="UDP port at which each node answers the echo.")] = (
+        10257
+    )
+    dead_node_flows: Annotated[
+        Literal["keep", "reset"],
+        Meta(
+            description="What becomes of flows to a dead node: keep, or reset: TCP is answered with RST at its next packet."
+        ),
+    ] = "keep"
     masquerade_all: Annotated[
         bool,
         Meta(
@@ -175,8 +216,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     new_flows: Annotated[
         Literal["any", "syn"],
         Meta(
-            description="Packets that begin a flow: any; syn: for TCP only a SYN. Other segments without a flow go to the "
-            "stack, where the proxy that served this node before translates them."
+            description="Packets that begin a flow: any; syn: for TCP only a SYN. Other segments without a flow, and "
+            "conversations over UDP that connection tracking translates, go to the stack, where the proxy that served this "
+            "node before has them."
         ),
     ] = "any"
     snat_ports: Annotated[str, Meta(description="Ports for translated source addresses, FIRST-LAST, from 256 on.")] = (
@@ -191,6 +233,28 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     ] = ()
     reject_rate: Annotated[
         int, Meta(ge=0, le=1_000_000, description="RST and ICMP answers to rejected packets, per second and CPU.")
+    ] = 1000
+    echo_reply: Annotated[
+        bool,
+        Meta(
+            description="Whether cluster, external and load balancer IPs answer pings while one of their frontends takes new flows,"
+            " and drop them while none does; off: the stack has them."
+        ),
+    ] = True
+    handshake_sample: Annotated[
+        int,
+        Meta(ge=0, le=65536, description="One of so many TCP handshakes is timed, and its result counted (0: none)."),
+    ] = 8
+    events: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 21,
+            description="Events that are kept for the command monitor, of all CPUs, 128 bytes each (0: none are recorded).",
+        ),
+    ] = 65536
+    event_rate: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="Refusals that are recorded as events, per second and CPU.")
     ] = 1000
     maglev_table_size: Annotated[
         int, Meta(description="Entries of a Maglev table: one of ten primes, 251 to 131071.")
@@ -223,6 +287,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
             " lbagent (see the command shadow report)."
         ),
     ] = False
+    services: Annotated[
+        bool, Meta(description="Whether Services are served; without them the agent does what else is configured.")
+    ] = True
+    egress_snat: Annotated[
+        Literal["off", "on"],
+        Meta(
+            description="Whether what the node forwards gets the node's address as its source, except to the ranges of"
+            " cluster-cidr, to and from addresses of nodes, and UDP port 4789 (VXLAN). Only without services, by nftables."
+        ),
+    ] = "off"
+    cluster_cidr: Annotated[Words, Meta(description="Address ranges of pods.")] = ()
     local_endpoint_weight: Annotated[
         int,
         Meta(
@@ -293,6 +368,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
             extra=_SECONDS,
         ),
     ] = 60
+    verify_every: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=86400,
+            description="Seconds between comparisons with the objects of a new list, which find a watch that stopped silently"
+            " (0: never).",
+            extra=_SECONDS,
+        ),
+    ] = 60
     sweep_interval: Annotated[
         int, Meta(ge=1, le=3600, description="Seconds between sweeps of the flow tables.", extra=_SECONDS)
     ] = 10
@@ -307,6 +392,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     def has_socket_programs(self) -> bool:
         """Whether processes of the node reach Services by socket programs, the only way to serve native pools there."""
         return self.socket_lb or bool(self.apilb)
+
+    @property
+    def leaves_older_flows(self) -> bool:
+        """Whether what is older than the programs is left to another proxy."""
+        return self.new_flows == "syn"
 
     @property
     def serves_sockets_alone(self) -> bool:
@@ -332,6 +422,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", forbid_u
     def metrics_listen_addresses(self) -> Words:
         """The ADDRESS:PORTs that serve metrics beside metrics-address."""
         return () if self.metrics_address else self._listen(self.metrics_bind_address, METRICS)
+
+    @property
+    def ui_hosts(self) -> Words | None:
+        """Further names of the status page; None: there is no page."""
+        return self.ui_host if self.ui else None
 
     def _listen(self, text: str, default: Words) -> Words:
         if text == AUTO:

@@ -22,7 +22,8 @@ from lbagent.objects.object_event import EventSink
 from lbagent.objects.records import Node
 from lbagent.objects.source import Source
 from lbagent.sync.loop import SyncLoop
-from lbagent.targets.data_plane import ServedState
+from lbagent.sync.target_protocol import Target
+from lbagent.targets.data_plane import ShownState
 
 log = logging.getLogger(__name__)
 EVERY_ADDRESS = tuple(family.unspecified for family in Family)
@@ -35,23 +36,24 @@ class NodeServers:
         self,
         config: Config,
         loop: SyncLoop,
-        plane: ServedState,
+        plane: ShownState,
+        targets: Sequence[Target],
         sources: Sequence[Source],
         node_port_addresses: Callable[[], Sequence[bytes] | None] = lambda: None,
         events: Sequence[EventSink] = (),
-        is_ready: Callable[[], bool] = lambda: False,
+        why_not_ready: Callable[[], str] = lambda: "not started",
     ) -> None:
-        """`node_port_addresses` returns the addresses of --nodeport-addresses, None for all of the node's.
+        """`targets` put the States of `plane` in force.
 
-        `events` receives health check node ports that cannot be opened. `is_ready` returns whether the first full State is in
-        force and programs process packets with it.
+        `node_port_addresses` returns the addresses of --nodeport-addresses, None for all of the node's. `events`
+        receives health check node ports that cannot be opened. `why_not_ready`: as in ProxyHealth.
         """
         self._loop, self._plane = loop, plane
         self._node_name = config.name_of_node
         self._opens_service_ports = not config.shadow  # the proxy of the node has them
         self._api = next((source for source in sources if source.name == object_cache.SOURCE), None)
-        (self._runner,) = (runner for runner in loop.runners if runner.target is plane)
-        self.health = ProxyHealth(self._progress, self._is_eligible, is_ready)
+        self._runners = [runner for runner in loop.runners if runner.target in targets]
+        self.health = ProxyHealth(self._progress, self._is_eligible, why_not_ready)
         self.services = ServiceHealthServers(
             self.health.is_healthy,
             lambda: EVERY_ADDRESS if (found := node_port_addresses()) is None else tuple(found),
@@ -88,7 +90,10 @@ class NodeServers:
             yield f"health check node port of {name} {address}", why, True
 
     def _progress(self) -> SyncProgress:
-        return SyncProgress(self._runner.in_force_at, self._runner.pending_since)
+        """Return the progress of the target that is furthest behind."""
+        in_force = [runner.in_force_at for runner in self._runners]
+        pending = [runner.pending_since for runner in self._runners if runner.pending_since is not None]
+        return SyncProgress(min(in_force), min(pending, default=None))
 
     def _is_eligible(self) -> bool:
         """Return whether the node should get traffic: it is not being removed, and the API server has it."""

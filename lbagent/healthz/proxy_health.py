@@ -1,9 +1,9 @@
-"""/healthz and /livez: whether the node's proxy keeps up, and whether the node should get traffic. /readyz: the first sync.
+"""/healthz and /livez: whether the node's proxy keeps up, and whether the node should get traffic. /readyz: whether it forwards.
 
 An agent is unhealthy if a State waits longer than STALE_S to be in force; a silent API server does not make it unhealthy. A node
 that is being removed is not eligible (/healthz only), and balancers stop sending to it. Source: KEP-3836, kube-proxy's
 proxy_health.go (behaviour). /readyz is not kube-proxy's: it is the readiness probe of the DaemonSet, so that a rolling update
-continues only when the datapath has the API server's objects.
+continues only when the datapath has the API server's objects, and its self-test passes.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ class ProxyHealth:
         self,
         progress: Callable[[], SyncProgress],
         is_eligible: Callable[[], bool],
-        is_ready: Callable[[], bool] = lambda: False,
+        why_not_ready: Callable[[], str] = lambda: "not started",
     ) -> None:
+        """`why_not_ready` returns '' when packets meet the first full State, and the data planes' self-tests passed."""
         self._progress = progress
         self._is_eligible = is_eligible
-        self._is_ready = is_ready
+        self._why_not_ready = why_not_ready
         self.codes: Counter[tuple[str, int]] = Counter()
 
     def is_healthy(self) -> bool:
@@ -53,8 +54,9 @@ class ProxyHealth:
         """Answer GET /healthz, GET /livez and GET /readyz."""
         name = request.path.strip("/")
         if name == READY_PATH:
-            ready = self._is_ready()
-            return Response(200 if ready else 503, msgspec.json.encode({"ready": ready}) + b"\n")
+            why = self._why_not_ready()
+            answer = {"ready": False, "reason": why} if why else {"ready": True}
+            return Response(503 if why else 200, msgspec.json.encode(answer) + b"\n")
         if name not in PATHS:
             return Response(404, b"only /healthz, /livez and /readyz are here\n", "text/plain; charset=utf-8")
         alive, now = self.is_healthy(), time.time()

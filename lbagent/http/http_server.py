@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
 from http import HTTPStatus
 from urllib.parse import parse_qsl, urlsplit
 
@@ -32,6 +32,7 @@ HEAD_S = 5.0  # for the first byte of a new connection, and from a first byte to
 IDLE_S = 60.0  # for the first byte of the next request
 READ_S = 10.0  # for the body of a request
 WRITE_S = 30.0  # for the client to take a piece of an answer
+EVENT_WRITE_S = 5.0  # ... of a stream of events
 METHODS = frozenset(("GET", "PUT"))  # of the agent's socket
 
 
@@ -42,15 +43,24 @@ class Request(Struct, frozen=True):
     path: str
     query: Mapping[str, str]
     body: bytes
+    host: str = ""  # the field Host, unchanged
+    local: str = ""  # the address at which the client reached the server; '' for a Unix socket
+
+
+Headers = tuple[tuple[str, str], ...]
 
 
 class Response(Struct, frozen=True):
-    """One answer. A body in pieces is sent chunked, and the event loop runs other tasks between two pieces."""
+    """One answer. A body in pieces is sent chunked, and the event loop runs other tasks between two pieces.
+
+    Of an endless body (an asynchronous generator) the client must take each piece within EVENT_WRITE_S; it ends with the
+    connection, and is closed then.
+    """
 
     status: int
-    body: bytes | Iterable[bytes]
+    body: bytes | Iterable[bytes] | AsyncGenerator[bytes, None]
     content_type: str = "application/json"
-    headers: tuple[tuple[str, str], ...] = ()  # in addition to those of every answer
+    headers: Headers = ()  # in addition to those of every answer
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -157,12 +167,15 @@ class HttpServer:
                 if not head:
                     return
                 async with asyncio.timeout(READ_S):
-                    request, keep = await _read_request(head, reader, self._methods)
+                    request, keep = await _read_request(head, reader, self._methods, _local_address(writer))
             except BadRequest as error:
                 await _send(writer, _plain(error.status, str(error)), close=True)
                 return
             connection.waiting_since = None
             response = await self._handler(request)
+            if isinstance(response.body, AsyncGenerator):
+                await _send_events(writer, response, response.body, with_body=request.method != "HEAD")
+                return
             async with asyncio.timeout(self._limits.answer_s):
                 await _send(writer, response, close=not keep, with_body=request.method != "HEAD")
             connection.waiting_since, begin_s = time.monotonic(), IDLE_S
@@ -187,7 +200,7 @@ async def _read_head(reader: asyncio.StreamReader, begin_s: float) -> bytes:
 
 
 async def _read_request(
-    head: bytes, reader: asyncio.StreamReader, methods: Collection[str] | None
+    head: bytes, reader: asyncio.StreamReader, methods: Collection[str] | None, local: str
 ) -> tuple[Request, bool]:
     lines = head.split(b"\r\n")
     try:
@@ -211,11 +224,41 @@ async def _read_request(
     except ValueError:
         raise BadRequest(HTTPStatus.BAD_REQUEST, "too many query fields") from None
     connection = headers.get("connection", "keep-alive" if version == "1.1" else "close")
-    return Request(method, url.path, query, body), connection.lower() == "keep-alive"
+    request = Request(method, url.path, query, body, headers.get("host", ""), local)
+    return request, connection.lower() == "keep-alive"
 
 
 def _plain(status: HTTPStatus, text: str) -> Response:
     return Response(status, (text + "\n").encode(), "text/plain; charset=utf-8")
+
+
+def _local_address(writer: asyncio.StreamWriter) -> str:
+    name = writer.get_extra_info("sockname")
+    return str(name[0]) if isinstance(name, tuple) else ""
+
+
+async def _send_events(
+    writer: asyncio.StreamWriter, response: Response, events: AsyncGenerator[bytes, None], *, with_body: bool
+) -> None:
+    """Write an endless answer until the client leaves, or takes a piece too late (TimeoutError)."""
+    async with contextlib.aclosing(events):
+        writer.write(_head(response, "Transfer-Encoding: chunked", close=True))
+        if not with_body:
+            return
+        async for piece in events:
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            async with asyncio.timeout(EVENT_WRITE_S):
+                await writer.drain()
+
+
+def _head(response: Response, length: str, *, close: bool) -> bytes:
+    head = (
+        f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
+        f"Content-Type: {response.content_type}\r\n{length}\r\n"
+        + "".join(f"{name}: {value}\r\n" for name, value in response.headers)
+        + f"Connection: {'close' if close else 'keep-alive'}\r\n\r\n"
+    )
+    return head.encode()
 
 
 async def _send(writer: asyncio.StreamWriter, response: Response, *, close: bool, with_body: bool = True) -> None:
@@ -224,17 +267,12 @@ async def _send(writer: asyncio.StreamWriter, response: Response, *, close: bool
     length = (
         f"Content-Length: {len(response.body)}" if isinstance(response.body, bytes) else "Transfer-Encoding: chunked"
     )
-    head = (
-        f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
-        f"Content-Type: {response.content_type}\r\n{length}\r\n"
-        + "".join(f"{name}: {value}\r\n" for name, value in response.headers)
-        + f"Connection: {'close' if close else 'keep-alive'}\r\n\r\n"
-    )
-    writer.write(head.encode())
+    writer.write(_head(response, length, close=close))
     if not with_body:
         async with asyncio.timeout(WRITE_S):
             await writer.drain()
         return
+    assert not isinstance(response.body, AsyncGenerator)
     for piece in [response.body] if isinstance(response.body, bytes) else response.body:
         if piece:
             writer.write(piece if whole else b"%x\r\n%b\r\n" % (len(piece), piece))

@@ -23,6 +23,7 @@ _LIBC.syscall.restype = ctypes.c_long
 
 ENOTSUPP = 524  # internal to the kernel, but returned here: this map type lacks the operation
 BPF_OBJ_NAME_LEN = 16
+_F_RDONLY = 1 << 3  # BPF_F_RDONLY: the descriptor neither writes nor maps memory writable
 
 Buffer = ctypes.Array[ctypes.c_char]
 
@@ -102,10 +103,10 @@ def obj_pin(fd: int, path: str) -> None:
     bpf(Cmd.OBJ_PIN, struct.pack("<QII", pointer(raw), fd, 0), path)  # pathname, bpf_fd, file_flags
 
 
-def obj_get(path: str) -> int:
-    """Return a descriptor of the object pinned at a path. Raises OSError ENOENT."""
+def obj_get(path: str, *, read_only: bool = False) -> int:
+    """Return a descriptor of the object pinned at a path; `read_only` needs no write permission. Raises OSError ENOENT."""
     raw = os.fsencode(path) + b"\0"
-    return bpf(Cmd.OBJ_GET, struct.pack("<QII", pointer(raw), 0, 0), path)
+    return bpf(Cmd.OBJ_GET, struct.pack("<QII", pointer(raw), 0, _F_RDONLY if read_only else 0), path)
 
 
 def obj_info(fd: int, size: int) -> bytes:

@@ -18,7 +18,7 @@ _BY_FAMILY, _DESTROY = 20, 21  # nlmsg_type
 _ERROR, _DONE = 2, 3
 _REQUEST, _ACK, _DUMP = 1, 4, 0x300
 _ESTABLISHED = 1  # also the state of a connected UDP socket
-_SYN_SENT, _LISTEN = 2, 10
+_SYN_SENT, _TIME_WAIT, _LISTEN, _NEW_SYN_RECV = 2, 6, 10, 12
 _ANY_STATE = 0xFFFFFFFF
 _HEADER = 16  # bytes of nlmsghdr
 _ID_AT, _ID_BYTES = 4, 48  # struct inet_diag_sockid in struct inet_diag_msg
@@ -38,6 +38,7 @@ class ConnectedSocket:
     ident: bytes
     protocol: int = socket.IPPROTO_UDP
     v6only: bool = False
+    state: int = 0  # TCP_ESTABLISHED = 1, ...: linux/tcp_states.h
 
     @property
     def cookie(self) -> int:
@@ -82,6 +83,16 @@ def tcp_listeners() -> list[ConnectedSocket]:
     return _sockets(socket.IPPROTO_TCP, 1 << _LISTEN)
 
 
+def tcp_sockets() -> list[ConnectedSocket]:
+    """Return the TCP sockets with a peer, in any state that has a process. Raises OSError."""
+    return _sockets(socket.IPPROTO_TCP, _ANY_STATE & ~(1 << _LISTEN | 1 << _TIME_WAIT | 1 << _NEW_SYN_RECV))
+
+
+def udp_sockets() -> list[ConnectedSocket]:
+    """Return the UDP sockets of both families, connected or not. Raises OSError (ENOENT: the kernel has no udp_diag)."""
+    return _sockets(socket.IPPROTO_UDP, _ANY_STATE)
+
+
 def _sockets(protocol: int, states: int, *, peer_port: int = 0) -> list[ConnectedSocket]:
     ident = struct.pack(">HH", 0, peer_port) + bytes(_ID_BYTES - 4)
     out = []
@@ -90,7 +101,7 @@ def _sockets(protocol: int, states: int, *, peer_port: int = 0) -> list[Connecte
             _send(netlink, _BY_FAMILY, _REQUEST | _DUMP, ConnectedSocket(family, ident, protocol), states)
             for body in _answers(netlink, dump=True):
                 found = body[_ID_AT : _ID_AT + _ID_BYTES]
-                out.append(ConnectedSocket(family, found, protocol, _is_v6only(body[_MESSAGE_BYTES:])))
+                out.append(ConnectedSocket(family, found, protocol, _is_v6only(body[_MESSAGE_BYTES:]), body[1]))
     return out
 
 

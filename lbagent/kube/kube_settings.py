@@ -34,6 +34,8 @@ class KubeTiming(Struct, frozen=True, kw_only=True):
     watch_s: tuple[int, int] = (300, 600)  # the requested length of a watch is in this range
     absent_s: float = 300.0  # until a resource that is not installed is requested again
     page: int = 500
+    catch_up_s: float = 5.0  # a change that a list has and the watch has not sent after this time was missed
+    reread_s: float = 30.0  # for all lists of a comparison
 
 
 class KubeSettings(Struct, frozen=True, kw_only=True):

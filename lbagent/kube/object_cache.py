@@ -148,6 +148,28 @@ class ObjectCache:
         """Return the keys that are missing in a whole list."""
         return frozenset(self._entries.keys() - draft.keys())
 
+    def draft(self) -> Draft:
+        """Return the objects in the form of a list."""
+        return dict(self._entries)
+
+    def behind(self, draft: Draft) -> set[str]:
+        """Return the keys of a whole list at which the cache has no object, or an older or other version of it.
+
+        Also those of objects that the list lacks, except kept ones. Objects that were deleted since the list count as behind.
+        """
+        entries = self._entries
+        found = {key for key, listed in draft.items() if self._is_behind(entries.get(key), listed)}
+        return found | (entries.keys() - draft.keys() - self.held)
+
+    def _is_behind(self, known: CachedObject | None, listed: CachedObject) -> bool:
+        if known is listed:
+            return False
+        return known is None or not (known.version == listed.version or is_older(listed.version, known.version))
+
+    def change_to(self, key: str, draft: Draft) -> ObjectChange | None:
+        """Return the change that leads to the object of a list; None where it is none."""
+        return self._change(key, self._entries.get(key), draft.get(key))
+
     def accept(self, draft: Draft, hold: frozenset[str] = frozenset()) -> list[ObjectChange]:
         """Apply a whole list but keep the objects of `hold`, which it lacks; return the changes."""
         old, self.held = self._entries, hold

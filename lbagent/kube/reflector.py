@@ -103,16 +103,28 @@ class Reflector:
         self._verb = "list"
         self._received_at = 0.0  # when the watch sent data last, monotonic seconds
         self._absent = 0  # consecutive 404 answers
+        self._round: asyncio.Timeout | None = None  # of the current list and watch; it ends early for `list_again`
+        self._pages_next = False  # the next list is read in pages: the watch of this server may send nothing
         self._failing_since = 0.0
 
     async def run(self) -> None:
         """Follow the resource until cancelled. No answer of the server ends it."""
         while True:
+            this = self._round = asyncio.timeout(None)
             try:
-                seconds = await self._follow_once()
+                async with this:
+                    await self._pause(await self._follow_once())
             except _ListenerFailed as error:
                 raise error.error from None
-            await self._pause(seconds)
+            except TimeoutError:
+                if not this.expired():
+                    raise
+                self._version, self._pages_next = "", True
+
+    def list_again(self) -> None:
+        """End the current watch, and list again. The objects stay until the list is whole."""
+        if self._round is not None and not self._round.expired():  # else it has not begun, or ends already
+            self._round.reschedule(asyncio.get_running_loop().time())
 
     async def _pause(self, seconds: float) -> None:
         """Wait. After an outage, the success of another request ends the wait, at most once in `max_pause_s`."""
@@ -163,7 +175,7 @@ class Reflector:
     async def _follow(self) -> None:
         if self._version and self._is_doubtful:
             await self._compare_versions()
-        if self._version or not self._streams_lists:
+        if self._version or self._pages_next or not self._streams_lists:
             if not self._version:
                 await self._list()
             await self._watch()
@@ -206,6 +218,29 @@ class Reflector:
     async def _list(self) -> None:
         """List all objects. If pages expire in between, it lists again as one page."""
         self._verb = "list"
+        draft, version = await self._read_pages()
+        await self._check_server()
+        self._pages_next = False
+        self._accept(draft, version)
+
+    async def read_again(self) -> Draft:
+        """Return a new list, which changes nothing here; an unchanged object is that of the cache.
+
+        Raises ServerUnreachable where another server answers, UnreadableAnswer, and the errors of the client.
+        """
+        try:
+            draft, _ = await self._read_pages()
+        except ApiError as error:
+            if self.resource.optional and error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
+                return self.cache.draft()
+            raise
+        uid = await self._history.read_uid()
+        if uid and self._server and uid != self._server:
+            self.list_again()
+            raise ServerUnreachable("another API server answers, and its objects are listed")
+        return draft
+
+    async def _read_pages(self) -> tuple[Draft, str]:
         draft: Draft = {}
         limit, token = {"limit": str(self._timing.page)}, ""
         while True:
@@ -224,9 +259,7 @@ class Reflector:
                 await asyncio.sleep(0)
             token = page.metadata.continue_
             if not token:
-                await self._check_server()
-                self._accept(draft, page.metadata.resourceVersion)
-                return
+                return draft, page.metadata.resourceVersion
 
     async def _get_page(self, query: dict[str, str]) -> ListPage:
         async with self._client.get(self.resource.path, query, silence_s=self._timing.list_silence_s) as answer:

@@ -9,6 +9,8 @@ from msgspec import Struct
 
 from lbagent.maps import prefilter
 from lbagent.maps.layout import (
+    CHECK_MARK,
+    CHECK_MARK_LOW_BITS,
     HOST_ORDER,
     LB4_BACKEND,
     LB4_PATH,
@@ -259,3 +261,9 @@ def endpoint(record: bytes) -> tuple[bytes, int, int, bytes]:
 META_AT = {LB4_PATH.size: LB4_PATH.offsets()["port"], LB6_PATH.size: LB6_PATH.offsets()["port"]}
 FLAGS_AT = {size: at + 3 for size, at in META_AT.items()}
 GEN_AT = {size: at + 2 for size, at in META_AT.items()}
+
+
+def check_mark(backend: int) -> int:
+    """Return the mark of a socket of a health check, whose flow goes to the backend with this id."""
+    low = backend & ((1 << CHECK_MARK_LOW_BITS) - 1)
+    return CHECK_MARK | low | backend >> CHECK_MARK_LOW_BITS << 16

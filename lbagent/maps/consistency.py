@@ -14,6 +14,7 @@ from lbagent.maps.layout import (
     SOURCE_RANGE_KEEPS_OUT,
     SOURCE_RANGE_LETS_IN,
     TARGET_ALGORITHM_SHIFT,
+    TARGET_RULES,
     U32,
     PathFlag,
 )
@@ -148,7 +149,7 @@ def _frontends(view: _MapContents) -> Iterator[Inconsistency]:
         reverse = view.reverse.get((group.frontend.family, ident))
         if reverse is None or frontend_codec.reverse_nat_frontend(reverse) != group.frontend:
             yield Inconsistency(f"service {ident} has no reverse NAT row of its own", group.frontend, is_missing=True)
-        maglev = target >> TARGET_ALGORITHM_SHIFT == Algorithm.MAGLEV.number
+        maglev = target >> TARGET_ALGORITHM_SHIFT & (TARGET_RULES - 1) == Algorithm.MAGLEV.number
         if maglev and count and not ServiceFlags(flags).is_l7lb() and ident not in view.tables:
             yield Inconsistency(f"service {ident} selects by maglev and has no table", group.frontend, is_missing=True)
 

@@ -11,6 +11,7 @@ from lbagent.maps import backend_codec, frontend_codec
 from lbagent.maps.layout import (
     LB_SERVICE,
     TARGET_ALGORITHM_SHIFT,
+    TARGET_RULES,
     TARGET_SECONDS_MASK,
     U32,
 )
@@ -76,7 +77,7 @@ def _service_value(slot: int, value: bytes) -> dict[str, object]:
 
 
 def _master_target(target: int, flags: ServiceFlags) -> dict[str, object]:
-    algorithm = Algorithm.from_number(target >> TARGET_ALGORITHM_SHIFT)
+    algorithm = Algorithm.from_number(target >> TARGET_ALGORITHM_SHIFT & (TARGET_RULES - 1))
     low = target & TARGET_SECONDS_MASK
     return {"LBALG": algorithm.value, "L7Proxy" if flags.is_l7lb() else "AFFTimeout": low}
 

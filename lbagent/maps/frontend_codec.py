@@ -20,6 +20,7 @@ from lbagent.maps.layout import (
     SOURCE_RANGE_KEY,
     SOURCE_RANGE_STATIC_BITS,
     TARGET_ALGORITHM_SHIFT,
+    TARGET_RULES,
     TARGET_SECONDS_MASK,
     U16,
     U32,
@@ -77,7 +78,7 @@ def encode(svc: SVC) -> FrontendEntries:
             family = svc.frontend.family
             ranges = [cidr for cidr in svc.source_ranges if Family.of(cidr.network) is family]
             rows.ranges = frozenset([source_range_key(svc.id, cidr) for cidr in ranges])
-        if svc.algorithm is Algorithm.MAGLEV:
+        if svc.algorithm is Algorithm.MAGLEV or (svc.algorithm is Algorithm.LEAST_CONN and weights_differ(svc)):
             rows.members = maglev_members(svc)
     return rows
 
@@ -89,7 +90,18 @@ def entry_count(svc: SVC) -> int:
 
 def _target(svc: SVC) -> int:
     low = svc.l7_lb_proxy_port if svc.flags.is_l7lb() else min(svc.affinity_timeout_s, TARGET_SECONDS_MASK)
-    return svc.algorithm.number << TARGET_ALGORITHM_SHIFT | low
+    rules = TARGET_RULES if has_rules(svc) else 0
+    return (svc.algorithm.number | rules) << TARGET_ALGORITHM_SHIFT | low
+
+
+def has_rules(svc: SVC) -> bool:
+    """Return whether new flows of a frontend are counted and chosen by bpf/include/service/flow_rules.h."""
+    return bool(svc.id) and (svc.flow_rules is not None or svc.algorithm is Algorithm.LEAST_CONN)
+
+
+def weights_differ(svc: SVC) -> bool:
+    """Return whether least-conn draws backends by their weights, so that it needs a table."""
+    return len({backend.weight for backend in svc.selectable if backend.weight > 0}) > 1
 
 
 def service_key_parts(frontend: L3n4Addr) -> tuple[bytes, bytes]:
@@ -129,7 +141,12 @@ def backend_id_of(value: bytes) -> int:
 def split_target(master: bytes) -> tuple[int, int]:
     """Return (number of the algorithm, affinity time-out in s, or the proxy's port with the L7 flag) of slot 0."""
     target = U32.unpack_from(master)[0]
-    return target >> TARGET_ALGORITHM_SHIFT, target & TARGET_SECONDS_MASK
+    return target >> TARGET_ALGORITHM_SHIFT & (TARGET_RULES - 1), target & TARGET_SECONDS_MASK
+
+
+def master_has_rules(master: bytes) -> bool:
+    """Return whether slot 0 says that the Service has rules about its new flows."""
+    return bool(U32.unpack_from(master)[0] >> TARGET_ALGORITHM_SHIFT & TARGET_RULES)
 
 
 def selectable_count(master: bytes) -> int:

@@ -17,6 +17,9 @@ from lbagent.kernel.cpus import possible_cpus
 from lbagent.kernel.kernel_error import kernel_error, kernel_errors
 from lbagent.maps import mmap_window as windows
 from lbagent.maps import pins
+from lbagent.maps.backend_tcp import zero_of_counters
+from lbagent.maps.event_layout import EVENT_MAP
+from lbagent.maps.event_map import open_event_map
 from lbagent.maps.layout import is_zero
 from lbagent.maps.lbmaps import Item, TrafficCounter, map_full
 from lbagent.maps.maglev_tables import MaglevTables
@@ -58,12 +61,15 @@ class KernelMaps:
         self._tables: dict[str, MaglevTables] = {**tables}
 
     @classmethod
-    def open(cls, bpffs: str | Path = DEFAULT_BPFFS, sizes: Sizes | None = None, *, create: bool = True) -> Self:
+    def open(
+        cls, bpffs: str | Path = DEFAULT_BPFFS, sizes: Sizes | None = None, *, create: bool = True, events: int = 0
+    ) -> Self:
         """Open the pinned maps under BPFFS/v1, creating the missing ones.
 
         With `create` a bpf file system is mounted where there is none. Without it nothing is created: sizes None means "their
         own", and a missing map is NotFound. Every pin is compared with its spec, and the layout of the flow tables with this
-        version's, before anything is created. Raises LayoutMismatch, NotFound, KernelError.
+        version's, before anything is created. `events`: open event rings of so many records, too, or make new ones, which
+        event_map.py pins when programs use them. Raises LayoutMismatch, NotFound, KernelError.
         """
         if create:
             pins.ensure_pin_dir(bpffs)
@@ -74,14 +80,15 @@ class KernelMaps:
         try:
             if create:
                 pins.create_pins(bpffs, specs, fds)
-                pins.remove_retired(bpffs)
             elif missing := next((name for name in specs if name not in fds and name not in ADDED_MAPS), None):
                 raise NotFound(f"no map {missing} under {pins.pin_dir(bpffs)}: no agent has run with this --bpffs")
+            if (rings := open_event_map(bpffs, events)) is not None:
+                fds[EVENT_MAP] = rings
         except BaseException:
             pins.close_all(fds)
             raise
         maps = cls(bpffs, found, fds)
-        maps.created = frozenset(fds) - there
+        maps.created = frozenset(fds) - there - {EVENT_MAP}
         return maps
 
     def replace(self, fds: Mapping[str, int], sizes: Sizes) -> None:
@@ -270,3 +277,4 @@ class KernelMaps:
         fd, limit = self.fds["lb_metrics"], self.specs["lb_metrics"].value_size
         with kernel_errors("mmap", "lb_metrics"):
             windows.store_zero_counters(fd, counter_stripe_bytes(self.sizes), indexes, limit)
+        zero_of_counters(self, indexes)

@@ -154,6 +154,9 @@ LB_NEIGHBOR_KEY = _layout("lb_neighbor_key", "u32 ifindex, be128 address")
 # ns of CLOCK_MONOTONIC. The agent extends `until`.
 LB_VIP_KEY = _layout("lb_vip_key", "u32 ifindex, be128 address")
 LB_VIP = _layout("lb_vip", "u64 until, mac mac, pad2 pad")
+# An address of services (bpf/include/program/echo.h), IPv4 as ::ffff:a.b.c.d. The value is two LB_SERVICE: what slot 0 says of the
+# frontend that decides about pings, for clients of outside and of inside; of its count whether it has backends for new flows.
+LB_ECHO_KEY = _layout("lb_echo_key", "be128 address")
 LB_COUNTER = _layout("lb_counter", "u64 packets, u64 bytes")
 # A device with programs, or by which XDP sends, at one of the DEVICE_PROBES positions from `device_position`; ifindex 0 = free.
 # The second u64 is stored before the first. Frames for another MAC address are ignored; an unknown device is not checked. mtu 0:
@@ -180,14 +183,58 @@ LB_CONFIG = _layout(
     # cookie of the network namespace whose sockets are balanced, 0: of none
     + ",u64 netns_cookie"
     # FLOW_LAYOUT of the flow tables and SNAT slots, for agents and tools (pins.py); no program reads it
-    + ",u64 flow_layout",
+    + ",u64 flow_layout"
+    # the ports at which replies are recognised: snat_port_min to snat_port_max, and those of flows from before a change
+    + ",u64 reply_port_min, u64 reply_port_max"
+    # a handshake is timed if 32 bits of its flow's number are below this; 0: none is (--handshake-sample)
+    + ",u64 handshake_below"
+    # lb_events: rings (0: no events are recorded), bytes of a ring, slots of a ring minus 1, refusals a second and CPU
+    + ",u64 event_rings, u64 event_ring_bytes, u64 event_mask, u64 event_rate"
+    # a packet of the quick path is recorded if 32 random bits are below this, 0: none is; whether also as it leaves
+    + ",u64 sample_below, u64 frames_after",
+)
+
+# A TCP handshake that waits for its backend's answer; `began` (ns of CLOCK_MONOTONIC) 0: none. `number`: of the flow's key.
+# `owner`: backend id, service id, 26 bits of a hash of the client's address, and whether the SYN came again.
+LB_HANDSHAKE = _layout("lb_handshake", "u64 number, u64 began, u64 owner")
+HANDSHAKE_SERVICE_SHIFT, HANDSHAKE_CLIENT_SHIFT = 20, 36  # the backend id below
+HANDSHAKE_BACKEND_MASK = (1 << HANDSHAKE_SERVICE_SHIFT) - 1
+HANDSHAKE_REPEATED = 1 << 62
+HANDSHAKES = 1 << 13  # places, a power of two
+HANDSHAKE_LOST_NS = 10_000_000_000  # without an answer for so long it counts as lost: after the client's third SYN
+# What the timed handshakes of a backend id were: how long the done ones took (`le_N`: how many of them up to 2^(6 + N) us, the last
+# one: longer; not cumulative), refused and lost ones, repeated SYNs, and how many in a row were not done.
+HANDSHAKE_FIRST_BOUND, HANDSHAKE_BOUNDS = 6, 16
+LB_TCP = _layout(
+    "lb_tcp",
+    "u64 sum_us, u32 refused, u32 lost, u32 again, u32 failing,"
+    + ",".join(f"u32 le_{n}" for n in range(HANDSHAKE_BOUNDS + 1))
+    + ",pad4 pad",
 )
 
 
-# Data of a run of sweep4/sweep6: buckets to do, half of lb_live to count into. One run does SWEEP_STEP buckets, advances `first`
-# and reduces `count` (use the kernel's `repeat`); `former`: whether lb_former_backend has entries; `live`, which starts at 0 and
-# is also the return value, are live flows. `trusted_until`, 0 before the first run of a sweep, is stored at the head of each
-# stripe of lb_metrics after its last one.
+# The rules of a Service about its new flows (bpf/include/service/flow_rules.h). The agent writes: limits, 0 for none; the time of
+# one flow of new-flow-rate (ns); ticks of slow-start, RULES_*; what is to be added to `opened` - `closed`. The programs count these
+# two, and write the rate's bucket.
+LB_RULES = _layout(
+    "lb_rules",
+    "u32 max_flows, u32 max_per_backend, u64 rate_interval, u32 slow_start, u32 flags, u64 base,"
+    "u64 opened, u64 closed, u64 rate_at, pad8 pad",
+)
+RULES = 1 << 13  # records of lb_rules, the first one unused
+RULES_REJECT = 1  # over-limit: reject
+RULES_WEIGHTED = 2  # the backends' weights differ: there is a Maglev table to draw from
+RULES_SCAN, RULES_SCANS = 64, 8  # slots that one run of CALL_CHOOSE searches for a backend that is not full, and runs
+# Of a backend id: live flows that the programs count; what is to be added, weight, tick (its low 16 bits) since when a new backend
+# is usable, 0: no slow start.
+LB_BACKEND_FLOWS = _layout("lb_backend_flows", "u64 live, u32 base, u16 weight, u16 since")
+TARGET_RULES = 0x80  # a bit above LBALG in a master entry: the Service has a record in lb_rules
+
+
+# Data of a run of sweep4/sweep6: buckets to do, half of the counts to count into. One run does SWEEP_STEP buckets, advances `first`
+# and reduces `count` (use the kernel's `repeat`); `former`: bit 0: lb_former_backend has entries, bit 1: a Service has rules;
+# `live`, which starts at 0 and is also the return value, are live flows. `trusted_until`, 0 before the first run of a sweep, is
+# stored at the head of each stripe of lb_metrics after its last one.
 SWEEP_STEP = 8  # bounds the verifier's loop: four times as many cost 0.1 s of CPU more at a start
 LB_SWEEP = _layout("lb_sweep", "u64 first, u64 count, u64 half, u64 former, u64 live, u64 trusted_until")
 
@@ -207,6 +254,18 @@ class MigrateWhat(IntEnum):
     FLOWS = 1  # entries of the flow table, with their SNAT slots
     SNAT_SLOTS = 2  # SNAT slots that no entry refers to
     STAMPS = 3  # stamps of the buckets with flows in the spill map
+
+
+# Data of a run of flow_delete4/flow_delete6: `count` records of LB_FLOW_DELETED follow, at most FLOW_DELETE_RECORDS. One run does
+# record `next`. `idle_over`: least ticks since the last packet, 0: any; `reset`: clients get RST; `deleted`: a count.
+LB_FLOW_DELETE = _layout("lb_flow_delete", "u64 next, u64 count, u64 idle_over, u64 reset, u64 deleted")
+# A flow as it was read: its position in the table, or FLOW_DELETE_SPILLED; its value word; its key with generation 0: two words
+# (IPv4) or five (IPv6).
+LB_FLOW_DELETED = _layout(
+    "lb_flow_deleted", "u64 position, u64 value, u64 key0, u64 key1, u64 key2, u64 key3, u64 key4"
+)
+FLOW_DELETE_RECORDS = 32  # 1.8 KiB: a test run takes a packet of at most a page
+FLOW_DELETE_SPILLED = 0xFFFFFFFF
 
 
 class PathFlag(IntEnum):
@@ -233,6 +292,12 @@ class PathL4(IntEnum):
     NONE = 3  # no protocol with ports
 
 
+# The mark of a socket of the agent's health checks through a frontend: the id of the backend that new flows of it get, in bits 0-13
+# and 16-23. Bits 14 and 15 are those of kube-proxy's rules and stay 0.
+CHECK_MARK, CHECK_MARK_MASK = 0x4C000000, 0xFF00C000
+CHECK_MARK_LOW_BITS = 14
+
+
 class DeviceFlag(IntEnum):
     """Bits of lb_device.flags, by ifindex."""
 
@@ -249,6 +314,7 @@ class ConfigFlag(IntEnum):
     NEW_FLOWS_SYN = 4
     ANNOUNCE = 8  # requests for the addresses in lb_vip are answered
     POOLS_ALONE = 16  # of the agent, for other agents: no program reads it
+    ECHO_REPLY = 32  # pings of the addresses in lb_echo are answered or dropped
 
 
 # Bytes of an entry, a slot, a spill entry; flow_layout.py has their words.
@@ -266,6 +332,8 @@ NEIGHBORS = (
 VIPS = 4096  # entries of lb_vip, and of lb_former_leader
 FORMER_BACKENDS = 1 << 13  # entries of lb_former_backend: more wait in the agent for the next sweep
 FORMER_BACKEND_SHIFT = 32  # its key, u64: service id << this | backend id
+FORMER_BACKEND_OF_ALL = 1 << 31  # in its value: connections lose the backend, too, as no Service has it in its slices
+STALE_BACKENDS = 1 << 16  # entries of lb_stale_backend: the oldest ones leave for more
 DEVICES = 1024  # positions of lb_device
 DIRECT_MARKS = 4096  # of lb_direct, u32 each
 DEVICE_PROBES = 4

@@ -88,6 +88,8 @@ SIZE_OPTION = {
     "lb6_affinity": "--max-affinities",
     "lb4_spill": "--max-spilled-flows",
     "lb6_spill": "--max-spilled-flows",
+    "lb4_left": "--max-spilled-flows",
+    "lb6_left": "--max-spilled-flows",
     "lb4_frag": "--max-fragments",
     "lb6_frag": "--max-fragments",
     "lb4_flow": "--flow-table-size",
@@ -96,6 +98,10 @@ SIZE_OPTION = {
     "lb6_snat": "--snat6-table-size",
     "lb_metrics": "--max-backends",
     "lb_live": "--max-backends",
+    "lb_closing": "--max-backends",
+    "lb_tcp": "--max-backends",
+    "lb_backend_flows": "--max-backends",
+    "lb_swept": "--max-backends",
     "lb_maglev_inner": "--maglev-table-size",
 }
 

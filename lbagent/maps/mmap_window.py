@@ -18,17 +18,16 @@ DENSE_FACTOR = 4  # counters are all read at once when at least a fourth of them
 
 
 @contextmanager
-def window(fd: int, offset: int, length: int, limit: int) -> Iterator[memoryview]:
-    """Map bytes offset..offset+length of the array behind fd, whose value has `limit` bytes, readable and writable.
+def window(fd: int, offset: int, length: int, limit: int, *, writable: bool = True) -> Iterator[memoryview]:
+    """Map bytes offset..offset+length of the array behind fd, whose value has `limit` bytes, readable and `writable`.
 
     The memory is released with its last view. Raises ValueError beyond the array, OSError from mmap.
     """
     if offset < 0 or length < 0 or offset + length > limit:
         raise ValueError(f"window {offset}+{length} is outside the {limit} bytes of the map")
     start = offset // PAGE * PAGE
-    mapped = mmap.mmap(
-        fd, max(offset - start + length, 1), mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=start
-    )
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    mapped = mmap.mmap(fd, max(offset - start + length, 1), mmap.MAP_SHARED, protection, offset=start)
     whole = memoryview(mapped)
     view = whole[offset - start : offset - start + length]
     try:
@@ -130,7 +129,7 @@ def counters(view: memoryview, row: int, indexes: Sequence[int]) -> list[tuple[i
 
 def zero_counters(view: memoryview, row: int, indexes: Iterable[int]) -> None:
     """Set packets and bytes of these indexes to 0 in every record; neighbours at once, as there may be a hundred records."""
-    for first, end in _runs(indexes):
+    for first, end in runs_of(indexes):
         zero = bytes(COUNTER_BYTES * (end - first))
         for at in range(0, len(view), row):
             view[at + COUNTER_BYTES * first : at + COUNTER_BYTES * end] = zero
@@ -142,7 +141,7 @@ def store_zero_counters(fd: int, row: int, indexes: Iterable[int], limit: int) -
     A lone change zeroes one counter; mapping all of them, some MiB per record, takes longer than the change.
     """
     near: list[list[tuple[int, int]]] = []
-    for run in _runs(indexes):
+    for run in runs_of(indexes):
         if near and (run[1] - near[-1][0][0]) * COUNTER_BYTES <= SPAN_BYTES:
             near[-1].append(run)
         else:
@@ -156,7 +155,7 @@ def store_zero_counters(fd: int, row: int, indexes: Iterable[int], limit: int) -
                     view[COUNTER_BYTES * (start - first) : COUNTER_BYTES * (end - first)] = zero
 
 
-def _runs(indexes: Iterable[int]) -> list[tuple[int, int]]:
+def runs_of(indexes: Iterable[int]) -> list[tuple[int, int]]:
     """Return (first, last + 1) of consecutive indexes."""
     runs: list[tuple[int, int]] = []
     for index in sorted(indexes):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lbagent.errors import LayoutMismatch, NotFound
@@ -13,7 +12,7 @@ from lbagent.kernel.kernel_error import kernel_errors
 from lbagent.maps.flow_layout import FLOW_LAYOUT
 from lbagent.maps.layout import FLOW4_SIZE, FLOW6_SIZE, HOST_ORDER, LB4_PATH, LB_CONFIG, SCHEMA, SNAT4_SIZE, SNAT6_SIZE
 from lbagent.maps.lbmaps import GENERATION_MAPS
-from lbagent.maps.specs import RETIRED_MAPS, MapSpec, MapType, Sizes, maglev_inner, map_specs
+from lbagent.maps.specs import MapSpec, MapType, Sizes, maglev_inner, map_specs
 
 
 def pin_dir(bpffs: str | Path) -> Path:
@@ -74,7 +73,7 @@ def check_flow_layout(bpffs: str | Path) -> None:
     path = pin_dir(bpffs) / "lb_config"
     with kernel_errors("open", str(path)):
         try:
-            fd = bpfsys.obj_get(str(path))
+            fd = bpfsys.obj_get(str(path), read_only=True)
         except FileNotFoundError:
             return
     try:
@@ -120,20 +119,14 @@ def create_pins(bpffs: str | Path, specs: dict[str, MapSpec], fds: dict[str, int
         path = pin_dir(bpffs) / spec.name
         pin(fds[spec.name], path)
 
+    from concurrent.futures import ThreadPoolExecutor  # a reader of the pins starts without it
+
     missing = [spec for name, spec in specs.items() if name not in fds]
     if missing and missing[0].name == "lb_maglev_inner":  # the template of the maps of maps
         create(missing.pop(0))
     slowest_first = sorted(missing, key=lambda spec: (spec.type is not MapType.PERCPU_ARRAY, -spec.max_entries))
     with ThreadPoolExecutor(os.cpu_count(), "maps") as pool:  # up to 100 MiB to be zeroed
         list(pool.map(create, slowest_first))
-
-
-def remove_retired(bpffs: str | Path) -> None:
-    """Remove the pins of maps of an earlier version that no program of this or that version writes. Raises KernelError."""
-    for name in RETIRED_MAPS:
-        path = pin_dir(bpffs) / name
-        with kernel_errors("remove", str(path)):
-            path.unlink(missing_ok=True)
 
 
 def create_map(spec: MapSpec, inner_fd: int = 0) -> int:
@@ -162,7 +155,7 @@ def pinned_sizes(bpffs: str | Path, before: Path | None = None) -> Sizes:
         path = before / name if before and (before / name).exists() else pin_dir(bpffs) / name
         with kernel_errors("open", str(path)):
             try:
-                fd = bpfsys.obj_get(str(path))
+                fd = bpfsys.obj_get(str(path), read_only=True)
             except FileNotFoundError:
                 raise NotFound(f"no map {name} under {pin_dir(bpffs)}: no agent has run with this --bpffs") from None
             info = bpf_map.map_info(fd)

@@ -32,7 +32,7 @@ class Reason(IntEnum):
     PASS_MTU = 19  # too large for its path, DF clear: left to tc_after_xdp, which fragments it and counts it again
     PASS_NEIGHBOR = 20  # XDP cannot send it: left to tc_after_xdp, which counts it again
     PASS_FOREIGN_SOURCE = 22  # from a backend that sees its clients, but not by the device that leads to the backend
-    PASS_NEW_FLOW = 23  # no flow, and with --new-flows syn only a SYN opens one: left to another proxy
+    PASS_NEW_FLOW = 23  # no flow; with --new-flows syn what is older than the programs is left to another proxy
     # answered by the program
     REJECT_NO_BACKEND = 32  # the service has no backend: RST or port unreachable
     REJECT_BACKEND_GONE = 33  # the backend of a TCP flow was removed: RST
@@ -41,8 +41,9 @@ class Reason(IntEnum):
     ANSWER_TTL = 36  # TTL or hop limit 1: time exceeded
     REJECT_SERVICE_GONE = 37  # the frontend of a flow was removed: RST or port unreachable
     ANSWER_NEIGHBOR = 38  # ARP request or neighbor solicitation for an address that this node announces
+    ANSWER_ECHO = 39  # a ping of an address that takes new flows: echo reply
     # dropped
-    DROP_NO_BACKEND = 64  # an answer was due, but the reject rate is used up
+    DROP_NO_BACKEND = 64  # the reject rate is used up for an answer; or a ping, and no frontend takes new flows
     DROP_SOURCE_RANGE = 65  # the source ranges of the service exclude the client
     DROP_NO_LOCAL_BACKEND = 66  # Local policy: backends on other nodes only
     DROP_NOT_ROUTABLE = 67  # ClusterIP from outside with --external-clusterip off
@@ -55,6 +56,8 @@ class Reason(IntEnum):
     DROP_INTERNAL = 75  # a helper of the kernel or a tail call failed: must stay 0
     DROP_REPLY_CLASH = 76  # backend: a process of this node; client: the node, or one port through two frontends
     DROP_FOREIGN_SOURCE = 77  # --strict-source: from a remote backend's address, but not by the device of its route
+    DROP_FLOW_LIMIT = 78  # max-flows, max-flows-per-backend: a new flow beyond; with over-limit: reject it is answered
+    DROP_FLOW_RATE = 79  # new-flow-rate: a new flow beyond; with over-limit: reject it is answered
 
 
 class Event(IntEnum):
@@ -71,6 +74,8 @@ INTENDED_DROPS = frozenset(
         Reason.DROP_NO_LOCAL_BACKEND,
         Reason.DROP_NOT_ROUTABLE,
         Reason.DROP_MALFORMED,
+        Reason.DROP_FLOW_LIMIT,
+        Reason.DROP_FLOW_RATE,
     }
 )
 
@@ -80,3 +85,17 @@ REASON_SLOTS = 256  # first entries of lb_metrics; services and backends follow
 def label(reason: Reason | Event) -> str:
     """Return the text used in metrics, events and the command line."""
     return reason.name.lower()
+
+
+VERDICTS = ("forward", "local", "answer", "drop", "pass")
+
+
+def verdict_of(reason: int) -> str:
+    """Return the verdict of a reason, one of VERDICTS: its numbers are in groups."""
+    if reason == Reason.FWD_LOCAL:
+        return "local"
+    if reason < Reason.PASS_NOT_SERVICE:
+        return "forward"
+    if reason < Reason.REJECT_NO_BACKEND:
+        return "pass"
+    return "answer" if reason < Reason.DROP_NO_BACKEND else "drop"

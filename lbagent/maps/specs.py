@@ -8,6 +8,7 @@ from enum import Enum, IntEnum, auto
 from functools import cache
 
 from lbagent.kernel.cpus import possible_cpus
+from lbagent.maps.event_layout import EVENT_MAP
 from lbagent.maps.layout import (
     CALL_MAPS,
     CALLS,
@@ -20,6 +21,7 @@ from lbagent.maps.layout import (
     FLOW4_SIZE,
     FLOW6_SIZE,
     FORMER_BACKENDS,
+    HANDSHAKES,
     LB4_AFFINITY_KEY,
     LB4_BACKEND,
     LB4_FRAG_KEY,
@@ -42,19 +44,25 @@ from lbagent.maps.layout import (
     LB6_STREAM,
     LB_AFFINITY_MATCH,
     LB_AFFINITY_VALUE,
+    LB_BACKEND_FLOWS,
     LB_CONFIG,
     LB_COUNTER,
     LB_DEVICE,
+    LB_ECHO_KEY,
     LB_FRAG_VALUE,
+    LB_HANDSHAKE,
     LB_NEIGHBOR_KEY,
     LB_NEXTHOP,
     LB_NEXTHOP_KEY,
+    LB_RULES,
     LB_SERVICE,
+    LB_TCP,
     LB_VIP,
     LB_VIP_KEY,
     METRIC_BACKEND,
     NEIGHBORS,
     NEXTHOPS,
+    RULES,
     SCRATCH_SIZE,
     SERVICE_IDS,
     SNAT4_SIZE,
@@ -63,9 +71,11 @@ from lbagent.maps.layout import (
     SPILL4_KEY,
     SPILL6_KEY,
     SPILL_VALUE,
+    STALE_BACKENDS,
     STREAMS,
     VIPS,
 )
+from lbagent.maps.trace_layout import TRACE_BYTES
 
 
 class MapType(IntEnum):
@@ -179,6 +189,8 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb6_snat", t.ARRAY, 4, s.snat6 * SNAT6_SIZE, 1, F_MMAPABLE),
         MapSpec("lb4_spill", t.LRU_HASH, SPILL4_KEY, SPILL_VALUE, s.spill),
         MapSpec("lb6_spill", t.LRU_HASH, SPILL6_KEY, SPILL_VALUE, s.spill),
+        MapSpec("lb4_left", t.HASH, SPILL4_KEY, 8, s.spill, F_NO_PREALLOC),
+        MapSpec("lb6_left", t.HASH, SPILL6_KEY, 8, s.spill, F_NO_PREALLOC),
         MapSpec("lb4_path", t.ARRAY, 4, s.backends * LB4_PATH.size, 1, F_MMAPABLE),
         MapSpec("lb6_path", t.ARRAY, 4, s.backends * LB6_PATH.size, 1, F_MMAPABLE),
         MapSpec("lb_nexthop", t.ARRAY, 4, NEXTHOPS * LB_NEXTHOP.size, 1, F_MMAPABLE),
@@ -186,8 +198,16 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb_filter", t.ARRAY, 4, FILTER_DST_BYTES + FILTER_SRC_BYTES, 1, F_MMAPABLE),
         MapSpec("lb_device", t.ARRAY, 4, DEVICES * LB_DEVICE.size, 1, F_MMAPABLE),
         MapSpec("lb_direct", t.ARRAY, 4, DIRECT_MARKS * 4, 1, F_MMAPABLE),
-        MapSpec("lb_live", t.ARRAY, 4, 2 * s.backends * 4, 1, F_MMAPABLE),  # two halves of u32 live flows a backend id
+        MapSpec("lb_live", t.ARRAY, 4, 2 * s.backends * 4, 1, F_MMAPABLE),  # two halves of u32 flows a backend id
+        MapSpec("lb_closing", t.ARRAY, 4, 2 * s.backends * 4, 1, F_MMAPABLE),  # of those, the ones that have ended
+        MapSpec("lb_rules_of", t.ARRAY, 4, SERVICE_IDS * 2, 1, F_MMAPABLE),
+        MapSpec("lb_rules", t.ARRAY, 4, RULES * LB_RULES.size, 1, F_MMAPABLE),
+        MapSpec("lb_backend_flows", t.ARRAY, 4, s.backends * LB_BACKEND_FLOWS.size, 1, F_MMAPABLE),
+        MapSpec("lb_swept", t.ARRAY, 4, (RULES + s.backends) * 4, 1, F_MMAPABLE),
         MapSpec("lb_metrics", t.ARRAY, 4, counter_stripes(s) * counter_stripe_bytes(s), 1, F_MMAPABLE),
+        MapSpec("lb_handshake", t.ARRAY, 4, HANDSHAKES * LB_HANDSHAKE.size, 1, F_MMAPABLE),
+        MapSpec("lb_tcp", t.ARRAY, 4, s.backends * LB_TCP.size, 1, F_MMAPABLE),
+        MapSpec("lb_new_flows", t.ARRAY, 4, counter_stripes(s) * SERVICE_IDS * 8, 1, F_MMAPABLE),
         MapSpec("lb_scratch", t.PERCPU_ARRAY, 4, SCRATCH_SIZE, 1),
         MapSpec("lb_ratelimit", t.PERCPU_ARRAY, 4, 16, 1),
         MapSpec("lb_datagram", t.PERCPU_ARRAY, 4, DATAGRAM_SIZE, 1),
@@ -195,7 +215,9 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb_neighbor", t.HASH, LB_NEIGHBOR_KEY.size, 1, NEIGHBORS, F_NO_PREALLOC),
         MapSpec("lb_vip", t.HASH, LB_VIP_KEY.size, LB_VIP.size, VIPS, F_NO_PREALLOC),
         MapSpec("lb_former_leader", t.HASH, LB_VIP_KEY.size, LB_VIP.size, VIPS, F_NO_PREALLOC),
+        MapSpec("lb_echo", t.HASH, LB_ECHO_KEY.size, 2 * LB_SERVICE.size, SERVICE_IDS, F_NO_PREALLOC),
         MapSpec("lb_former_backend", t.HASH, 8, 4, FORMER_BACKENDS, F_NO_PREALLOC),
+        MapSpec("lb_stale_backend", t.HASH, 8, 8, STALE_BACKENDS, F_NO_PREALLOC),
         MapSpec("lb4_sock", t.LRU_HASH, LB4_SOCK_KEY.size, LB4_SOCK_VALUE.size, SOCKETS),
         MapSpec("lb6_sock", t.LRU_HASH, LB6_SOCK_KEY.size, LB6_SOCK_VALUE.size, SOCKETS),
         MapSpec("lb4_stream", t.ARRAY, 4, STREAMS * LB4_STREAM.size, 1),
@@ -216,6 +238,11 @@ def maglev_inner(sizes: Sizes = Sizes()) -> MapSpec:
     return MapSpec("lb_maglev_inner", MapType.ARRAY, 4, 4 * sizes.maglev_size, 1)
 
 
+def trace_map() -> MapSpec:
+    """Return the trace of dry programs: one value. It is never pinned."""
+    return MapSpec(TRACE_MAP, MapType.ARRAY, 4, TRACE_BYTES, 1)
+
+
 ADDED_MAPS = (
     "lb_neighbor",
     "lb4_sock",
@@ -226,8 +253,19 @@ ADDED_MAPS = (
     "lb_vip",
     "lb_former_leader",
     "lb_former_backend",
+    "lb_stale_backend",
+    "lb_handshake",
+    "lb_tcp",
+    "lb_new_flows",
+    "lb_closing",
+    "lb4_left",
+    "lb6_left",
+    "lb_echo",
+    "lb_rules_of",
+    "lb_rules",
+    "lb_backend_flows",
+    "lb_swept",
 )  # pins of an earlier version of this schema lack them; only the agent makes them
-RETIRED_MAPS = ("lb_events",)  # pinned by earlier versions of this schema; the agent removes the pins
 
 # The old map, for programs while flows are being moved. At any other time it is the map itself (bpf/load/loader.py).
 OLD_MAPS = {
@@ -236,5 +274,11 @@ OLD_MAPS = {
     "lb4_snat_old": "lb4_snat",
     "lb6_snat_old": "lb6_snat",
 }
-MAP_NAMES: tuple[str, ...] = (*map_specs(), *OLD_MAPS)  # position + MAP_BASE = the symbolic fd in the C sources
+TRACE_MAP = "lb_trace"  # of dry programs (trace_layout.py); never pinned
+MAP_NAMES: tuple[str, ...] = (
+    *map_specs(),
+    *OLD_MAPS,
+    TRACE_MAP,
+    EVENT_MAP,
+)  # position + MAP_BASE = the symbolic fd in the C sources
 MAP_BASE = 1000

@@ -121,6 +121,7 @@ class Backend(_Identified, frozen=True, gc=False, kw_only=True):
     preferred: bool = False
     fe_port_name: str = ""
     local: bool = False
+    gone: bool = False  # from the slices of its Service, which keeps its flows (model/stale_flows.py)
 
     def with_state(self, new: BackendState) -> Self:
         """Return the backend in another state. Raises InvalidTransition with both."""

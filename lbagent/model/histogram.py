@@ -14,6 +14,13 @@ class Histogram:
         self.sum = 0.0
         self._counts = [0] * (len(self.bounds) + 1)  # the last one: values above every bound
 
+    @classmethod
+    def of(cls, bounds: Sequence[float], counts: Sequence[int], total: float) -> Histogram:
+        """Return one with these numbers of values, one more than bounds, whose sum is `total`."""
+        made = cls(bounds)
+        made._counts, made.sum = list(counts), total
+        return made
+
     def observe(self, value: float) -> None:
         """Count a value."""
         self._counts[bisect_left(self.bounds, value)] += 1

@@ -259,6 +259,10 @@ class IdAssigner:
         self._last, self._given = state, tuple(numbered)
         return State(state.generation, self._given, StateDelta(given, self._given, prefix, suffix))
 
+    def backend_uses(self, ident: int) -> int:
+        """Return how many SVCs of the last State have this backend."""
+        return self._backend_uses[ident] if ident < len(self._backend_uses) else 0
+
     def release_restored(self) -> None:
         """Free restored ids that no State used: call it once, after the first full State was applied and pruned."""
         self.service_ids.retire_unclaimed()
@@ -303,9 +307,10 @@ class IdAssigner:
     def _note(self, key: int, svc: SVC, number: int, groups: Sequence[tuple[Backend, ...]]) -> None:
         """Record an SVC and its assigned object."""
         self._frontends[svc.frontend] += 1
-        uses, limit = self._backend_uses, self.backend_ids.limit
-        if len(uses) < limit:
-            uses.frombytes(bytes(uses.itemsize * (limit - len(uses))))
+        uses = self._backend_uses
+        highest = max([backend.id for group in groups for backend in group], default=0)
+        if highest >= len(uses):  # room for all ids below the limit would take 4 MiB
+            uses.frombytes(bytes(uses.itemsize * (max(highest + 1, 2 * len(uses)) - len(uses))))
         for group in groups:
             for backend in group:
                 uses[backend.id] += 1

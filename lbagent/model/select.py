@@ -7,9 +7,11 @@ The only place of the rule which endpoints get new flows. Pure. How resolve uses
     picked.for_outside(ext_local)      NodePort, LoadBalancer, ExternalIP frontends, sources outside the node
     picked.for_inside()                the same frontends for pods and the node (the `/i` entry): always the whole cluster
 
-Each returns an EndpointSet: `selectable` (COUNT slots), `unselectable` (QCOUNT slots), `slotless` (a backend entry in maintenance,
-no slot), `filtered` (no entry in a fresh plan; the agent keeps an existing entry, with `filtered_state`). All four are in slot
-order. A UDP endpoint that does not serve is in none of them while another takes its flows (`_is_stale`).
+Each returns an EndpointSet: `selectable` (COUNT slots), `unselectable` (QCOUNT slots), `slotless` (a backend entry in
+maintenance, no slot), `filtered` (no entry in a fresh plan; the agent keeps an existing entry, with `filtered_state`). All four
+are in slot order. Of endpoints in tiers those of the lowest usable ones are selectable, and the others `filtered`; so are those of
+dead nodes while another endpoint can be selected. A UDP endpoint that does not serve is in none of them while another takes its
+flows (`_is_stale`).
 `no_local_backend(set)` is SVC.no_local_backend. `endpoint_state` is the state in this service alone: for a backend of several
 services, resolve selects the most alive of its states.
 
@@ -18,11 +20,12 @@ Source: Kubernetes pkg/proxy/topology.go CategorizeEndpoints (behaviour), KEP-16
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, BackendState
@@ -52,6 +55,20 @@ def can_serve(endpoint: Conditions) -> bool:
     return endpoint.ready or (endpoint.terminating and endpoint.serving)
 
 
+class TierMin(Struct, frozen=True, gc=False):
+    """How many endpoints of a tier must be usable, or else the next tier gets new flows, too: a number, or percent of the tier."""
+
+    number: int = 1
+    is_percent: bool = False
+
+    def of(self, endpoints: int) -> int:
+        """Return the number for a tier of so many endpoints; 1 at least."""
+        return max(1, -(-endpoints * self.number // 100)) if self.is_percent else self.number
+
+
+ANY_OF_TIER = TierMin()
+
+
 class _Addressed(Struct, frozen=True, gc=False):
     """The field of an EndpointInfo that is allowed as a positional argument."""
 
@@ -63,6 +80,8 @@ class EndpointInfo(_Addressed, frozen=True, gc=False, kw_only=True):
 
     `serving` must already be resolved (nil is true). `local`: nodeName is this node; by address or route does not count here.
     `override` is the state set by the operator or a health check: MAINTENANCE, QUARANTINED, or None/ACTIVE for no objection.
+    `is_operators`: the operator set it, and no health check changes it.
+    `node_is_dead`: the agents agree that its node does not answer (lbagent/liveness); it is selected only when no other one can be.
     """
 
     ready: bool = True
@@ -74,7 +93,10 @@ class EndpointInfo(_Addressed, frozen=True, gc=False, kw_only=True):
     zone_hints: tuple[str, ...] = ()
     node_hints: tuple[str, ...] = ()
     weight: int = DEFAULT_BACKEND_WEIGHT
+    tier: int = 0
     override: BackendState | None = None
+    is_operators: bool = False
+    node_is_dead: bool = False
 
 
 class EndpointSet(Struct, frozen=True, gc=False):
@@ -124,15 +146,20 @@ def endpoint_state(endpoint: EndpointInfo) -> BackendState | None:
 
 
 def filtered_state(endpoint: EndpointInfo) -> BackendState:
-    """Return the state of the entry that the agent keeps for a `filtered` endpoint: quarantined when it is not ready."""
+    """Return the state of the entry that the agent keeps for a `filtered` endpoint: quarantined when it is not ready.
+
+    So is one on a dead node: a repeated SYN then selects another backend.
+    """
     state = endpoint_state(endpoint)
+    if state is BackendState.ACTIVE and endpoint.node_is_dead:
+        return BackendState.QUARANTINED
     if state is not None:
         return state
     return BackendState.MAINTENANCE if _is_withdrawn(endpoint) else BackendState.QUARANTINED
 
 
 def deduplicate(endpoints: Iterable[EndpointInfo]) -> list[EndpointInfo]:
-    """Keep one endpoint per address: ready wins, then serving, then local, then the first."""
+    """Keep one endpoint per address: ready wins, then serving, then local, then the lower tier, then the first."""
     best: dict[L3n4Addr, EndpointInfo] = {}
     for endpoint in endpoints:
         known = best.setdefault(endpoint.address, endpoint)
@@ -141,8 +168,53 @@ def deduplicate(endpoints: Iterable[EndpointInfo]) -> list[EndpointInfo]:
     return list(best.values())
 
 
+class CheckedEndpoints(Struct, frozen=True, gc=False):
+    """Endpoints with the results of their health check. `failed` counts those of `usable` ones that are out, or would be.
+
+    `panic`: that would be more than half, so none is out.
+    """
+
+    endpoints: list[EndpointInfo]
+    usable: int = 0
+    failed: int = 0
+
+    @property
+    def panic(self) -> bool:
+        """Whether more than half of the backends fail: the check or this node is the more probable cause."""
+        return 2 * self.failed > self.usable
+
+
+def quarantine_failed(endpoints: Iterable[EndpointInfo], failed: Collection[L3n4Addr]) -> CheckedEndpoints:
+    """Return the endpoints of one port, each once; those whose check failed are quarantined, if they are not too many.
+
+    Only those count that would get new flows without the check.
+    """
+    found = deduplicate(endpoints)
+    usable = [each for each in found if endpoint_state(each) is BackendState.ACTIVE] or list(
+        filter(_may_fall_back, found)
+    )
+    out = {
+        each.address for each in found if each.address in failed and not each.is_operators and not _is_withdrawn(each)
+    }
+    result = CheckedEndpoints(found, len(usable), sum(each.address in out for each in usable))
+    if result.panic or not out:
+        return result
+    quarantined = [replace(each, override=BackendState.QUARANTINED) if each.address in out else each for each in found]
+    return replace(result, endpoints=quarantined)
+
+
+def is_checked(endpoint: EndpointInfo) -> bool:
+    """Return whether a health check concerns an endpoint: it may get new flows, now or when its check succeeds."""
+    return can_serve(endpoint) and not _is_withdrawn(endpoint)
+
+
 def select(
-    endpoints: Iterable[EndpointInfo], *, node_name: str = "", zone: str = "", with_local: bool = True
+    endpoints: Iterable[EndpointInfo],
+    *,
+    node_name: str = "",
+    zone: str = "",
+    with_local: bool = True,
+    tier_min: TierMin = ANY_OF_TIER,
 ) -> Selection:
     """Return which endpoints serve: the cluster's set and this node's. `zone` '' = unknown: zone hints are unused.
 
@@ -150,16 +222,24 @@ def select(
     node's set is never used: `with_local` False leaves it empty.
     """
     ordered = _in_slot_order(deduplicate(endpoints))
-    active = [endpoint for endpoint in ordered if endpoint_state(endpoint) is BackendState.ACTIVE]
-    fallback = [endpoint for endpoint in ordered if _may_fall_back(endpoint)] if len(active) < len(ordered) else []
+    active, fallback = _usable([endpoint for endpoint in ordered if not endpoint.node_is_dead])
+    if not (active or fallback):
+        active, fallback = _usable(ordered)
     near = _topology(active, node_name, zone)
     local = EndpointSet()
     if with_local:
         here = [endpoint for endpoint in active if endpoint.local] or [each for each in fallback if each.local]
-        local = _arrange(ordered, here, lambda endpoint: endpoint.local)
+        local = _arrange(ordered, _lowest_tiers(here, ordered, _is_local, tier_min), _is_local)
     nearby = active if near is _everywhere else [endpoint for endpoint in active if near(endpoint)]
-    cluster = _arrange(ordered, nearby or fallback, near)
+    cluster = _arrange(ordered, _lowest_tiers(nearby or fallback, ordered, near, tier_min), near)
     return Selection(cluster, local, bool(active or fallback))
+
+
+def _usable(endpoints: list[EndpointInfo]) -> tuple[list[EndpointInfo], list[EndpointInfo]]:
+    """Return the active endpoints, and those that serve when none is."""
+    active = [endpoint for endpoint in endpoints if endpoint_state(endpoint) is BackendState.ACTIVE]
+    fallback = [endpoint for endpoint in endpoints if _may_fall_back(endpoint)] if len(active) < len(endpoints) else []
+    return active, fallback
 
 
 def _in_slot_order(endpoints: list[EndpointInfo]) -> list[EndpointInfo]:
@@ -172,8 +252,8 @@ _SLOT_ORDER = attrgetter("address.sort_key")
 _ADDRESS_AND_PORT = attrgetter("address.address", "address.port")  # the rest of it within one family and protocol
 
 
-def _rank(endpoint: EndpointInfo) -> tuple[bool, bool, bool]:
-    return (endpoint.ready, endpoint.serving, endpoint.local)
+def _rank(endpoint: EndpointInfo) -> tuple[bool, bool, bool, int]:
+    return (endpoint.ready, endpoint.serving, endpoint.local, -endpoint.tier)
 
 
 def _is_withdrawn(endpoint: EndpointInfo) -> bool:
@@ -208,6 +288,28 @@ def _topology(active: list[EndpointInfo], node_name: str, zone: str) -> Predicat
     if zone and _hinted(active, zone, lambda endpoint: endpoint.zone_hints):
         return lambda endpoint: _names(endpoint, endpoint.zone_hints, zone)
     return _everywhere
+
+
+def _is_local(endpoint: EndpointInfo) -> bool:
+    return endpoint.local
+
+
+def _lowest_tiers(
+    usable: list[EndpointInfo], ordered: Sequence[EndpointInfo], belongs: Predicate, tier_min: TierMin
+) -> list[EndpointInfo]:
+    """Return the usable endpoints of the lowest tier that has some, and of the next ones as long as a tier has too few.
+
+    The percentage is of the endpoints of a tier that belong to the set, usable or not.
+    """
+    tiers = {endpoint.tier for endpoint in usable}
+    if len(tiers) < 2:
+        return usable
+    last = 0
+    for last in sorted(tiers):
+        whole = sum(endpoint.tier == last and belongs(endpoint) for endpoint in ordered)
+        if sum(endpoint.tier == last for endpoint in usable) >= tier_min.of(whole):
+            break
+    return [endpoint for endpoint in usable if endpoint.tier <= last]
 
 
 def _everywhere(_: EndpointInfo) -> bool:

@@ -9,7 +9,9 @@ from msgspec import Struct
 from lbagent.model.address import L3n4Addr, format_ip, parse_ip
 from lbagent.model.backend import Backend
 from lbagent.model.flags import ServiceFlags
+from lbagent.model.flow_rules import FlowRules
 from lbagent.model.kinds import Algorithm, SVCNatPolicy, SVCTrafficPolicy, SVCType
+from lbagent.model.stale_flows import stale_flows_text
 
 __all__ = ["CIDR", "RESTORED", "SVC", "Algorithm", "SVCNatPolicy", "SVCTrafficPolicy", "SVCType", "ServiceName"]
 
@@ -130,9 +132,12 @@ class SVC(_Identified, frozen=True, gc=False, kw_only=True):
     health_check_addresses: tuple[bytes, ...] = ()  # with that port: of local endpoints that are ready, sorted
     loopback_hostport: bool = False
     forwarding_dsr: bool = False
+    flow_rules: FlowRules | None = None
     no_local_backend: bool = (
         False  # Local policy, no local endpoint, but the cluster has some: dropped, not rejected (A5)
     )
+    stale_flows_s: int = 0  # for how long flows go on to a backend that is gone (model/stale_flows.py)
+    ending: frozenset[L3n4Addr] = frozenset()  # backends whose flows end although those of others would go on
     wildcard: bool = False  # the ID=0, port 0, ANY entry of a ClusterIP address
     created: float = 0.0  # creationTimestamp of its object, 0 when there is none; negative: of the operator's own files
 
@@ -145,6 +150,11 @@ class SVC(_Identified, frozen=True, gc=False, kw_only=True):
     def backends(self) -> tuple[Backend, ...]:
         """All backends: slots in order, then those without a slot."""
         return self.selectable + self.unselectable + self.slotless
+
+    @property
+    def stale_flows(self) -> str:
+        """What happens to flows whose backend is gone, as the annotation has it; '' for `reset`."""
+        return stale_flows_text(self.stale_flows_s) if self.stale_flows_s else ""
 
     @property
     def affinity_timeout_s(self) -> int:

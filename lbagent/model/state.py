@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import compress, count
 from operator import is_not
 
 from msgspec import Struct
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
-from lbagent.model.address import L3n4Addr
+from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.backend import Backend
 from lbagent.model.service import SVC, ServiceName
 
@@ -72,6 +72,10 @@ class State(Struct, frozen=True, gc=False, eq=False):
             force_setattr(self, "_by_name", {name: tuple(rows) for name, rows in index.items()})
         return self._by_name or {}
 
+    def inside_rows(self) -> list[L3n4Addr]:
+        """Return the frontends of scope INTERNAL."""
+        return [svc.frontend for svc in self.services if svc.frontend.scope is Scope.INTERNAL]
+
     @property
     def backends(self) -> dict[L3n4Addr, Backend]:
         """Each backend once, in the order of first use; the most alive state where frontends differ. Do not change it."""
@@ -81,7 +85,7 @@ class State(Struct, frozen=True, gc=False, eq=False):
                 for group in (svc.selectable, svc.unselectable, svc.slotless):
                     for backend in group:
                         known = index.setdefault(backend.address, backend)
-                        if backend.state < known.state:
+                        if (backend.gone, backend.state) < (known.gone, known.state):
                             index[backend.address] = backend
             force_setattr(self, "_backends", index)
         return self._backends or {}
@@ -100,11 +104,36 @@ def common_prefix_and_suffix(
     return prefix, _common_start(old[prefix:][::-1], new[prefix:][::-1])
 
 
+def names_changed(old: State, new: State) -> set[ServiceName]:
+    """Return the Services of which a frontend is not the same object in both."""
+    prefix, suffix = common_prefix_and_suffix(old.services, new.services, new.delta)
+    middles = (state.services[prefix : len(state.services) - suffix] for state in (old, new))
+    return {svc.name for middle in middles for svc in middle}
+
+
 def next_generation(last: State, new: State) -> int:
     """Return the generation of the State that follows `last`: a new one when any service is not equal."""
     old, services = last.services, new.services
     prefix, suffix = common_prefix_and_suffix(old, services, new.delta)
     return last.generation + (old[prefix : len(old) - suffix] != services[prefix : len(services) - suffix])
+
+
+def without_backends(state: State, addresses: Collection[L3n4Addr]) -> State:
+    """Return the State in which no frontend has these backends; the same object without any address."""
+    if not addresses:
+        return state
+    return State(state.generation, tuple([_without(svc, addresses) for svc in state.services]))
+
+
+def _without(svc: SVC, addresses: Collection[L3n4Addr]) -> SVC:
+    if not (svc.stale_flows_s or any(backend.address in addresses for backend in svc.backends)):
+        return svc
+    groups = [
+        tuple([backend for backend in group if backend.address not in addresses])
+        for group in (svc.selectable, svc.unselectable, svc.slotless)
+    ]
+    ending = svc.ending.union(addresses) if svc.stale_flows_s else svc.ending
+    return replace(svc, selectable=groups[0], unselectable=groups[1], slotless=groups[2], ending=ending)
 
 
 def _common_start(one: Sequence[SVC], two: Sequence[SVC]) -> int:

@@ -139,14 +139,15 @@ class NetworkWatcher:
         while not reader.done():
             timeout = max(0.0, self._routes_due - time.monotonic()) if self._routes_dirty else None
             get = asyncio.create_task(queue.get())
-            done, _ = await asyncio.wait({get, reader}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                done, _ = await asyncio.wait({get, reader}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                get.cancel()  # of a task that is done: without effect
             if get in done:
                 self._apply(get.result())
                 await asyncio.sleep(SETTLE_S)
                 while not queue.empty():
                     self._apply(queue.get_nowait())
-            else:
-                get.cancel()
             if self._routes_dirty and time.monotonic() >= self._routes_due:
                 await self._dump_routes()
             if self._features_dirty:

@@ -15,8 +15,11 @@ from msgspec import Struct
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.backend import BackendState
 from lbagent.model.family import Family
+from lbagent.model.flow_rules import FlowRules
+from lbagent.model.select import ANY_OF_TIER, TierMin
 from lbagent.model.service import CIDR, Algorithm, SVCNatPolicy
 from lbagent.objects.pod_reference import pod_reference
+from lbagent.probes.backend_check import BackendCheck
 
 
 class Origin(Struct, frozen=True, gc=False, order=True):
@@ -89,7 +92,8 @@ class Service(Struct, frozen=True, gc=False):
     """A v1 Service, checked. `ignored` is the reason why it has no frontend at all ('' = it may have some).
 
     `created` is seconds since 1970, 0 = unknown. `ingress` has only addresses that this node serves (ipMode VIP).
-    `node_port_ranges`: the source ranges apply to its node ports, too, to which a router sends packets (provider edge).
+    `node_port_ranges`: the source ranges apply to its node ports, too, to which a router sends packets (provider edge); with
+    `all_ranges` to node ports and externalIPs. `excluded`: packets to it pass untouched.
     `ranges_given` stays True if every source range was invalid or of the other family: a mistake never opens a VIP. `binds`:
     addresses of this host at which it is also served (lbagent/apilb): loopback ones for the host's own processes, an unspecified
     one for every address of the host.
@@ -113,8 +117,14 @@ class Service(Struct, frozen=True, gc=False):
     ranges_given: bool = False
     ranges_deny: bool = False
     node_port_ranges: bool = False
+    all_ranges: bool = False
+    excluded: bool = False
+    health_check: BackendCheck | None = None
     health_check_node_port: int = 0
     algorithm: Algorithm = Algorithm.RANDOM
+    tier_min: TierMin = ANY_OF_TIER
+    stale_flows_s: int = 0  # for how long flows go on to an endpoint that is gone (model/stale_flows.py)
+    flow_rules: FlowRules | None = None  # None: no word of them
     dsr: bool = False
     nat_policy: SVCNatPolicy = SVCNatPolicy.NONE
     l7_proxy_port: int = 0
@@ -169,6 +179,7 @@ class EndpointSlice(Struct, frozen=True, gc=False):
     ports: tuple[SlicePort, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
     weight: int | None = None
+    tier: int = 0  # 0 to 7: new flows go to the lowest one that is usable
     legacy: bool = False
     subset: int = 0
 
@@ -290,7 +301,21 @@ class StateOverride(Struct, frozen=True, gc=False):
         return self.name
 
 
-KubeObject = Service | EndpointSlice | Endpoints | Node | Pod | ServiceCIDR | StateOverride
+class FailedChecks(Struct, frozen=True, gc=False):
+    """The backends of a Service whose health check fails. `service`: the key of the Service; `why`: numbers of a passive check."""
+
+    service: str
+    backends: frozenset[L3n4Addr]
+    origin: Origin = NOWHERE
+    why: str = ""
+
+    @property
+    def key(self) -> str:
+        """The key of the Service."""
+        return self.service
+
+
+KubeObject = Service | EndpointSlice | Endpoints | Node | Pod | ServiceCIDR | StateOverride | FailedChecks
 KINDS: dict[str, type[Any]] = {
     "Service": Service,
     "EndpointSlice": EndpointSlice,
@@ -299,6 +324,7 @@ KINDS: dict[str, type[Any]] = {
     "Pod": Pod,
     "ServiceCIDR": ServiceCIDR,
     "BackendState": StateOverride,
+    "FailedChecks": FailedChecks,
 }
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -314,6 +340,7 @@ class ObjectSnapshot(Struct, frozen=True):
     pods: Mapping[str, Pod] = _EMPTY
     service_cidrs: Mapping[str, ServiceCIDR] = _EMPTY
     backend_states: Mapping[str, StateOverride] = _EMPTY
+    failed_checks: Mapping[str, FailedChecks] = _EMPTY
 
     def of_kind(self, kind: str) -> Mapping[str, Any]:
         """Return the objects of one kind of `KINDS`."""
@@ -328,6 +355,7 @@ FIELD_OF_KIND = {
     "Pod": "pods",
     "ServiceCIDR": "service_cidrs",
     "BackendState": "backend_states",
+    "FailedChecks": "failed_checks",
 }
 
 

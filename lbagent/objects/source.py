@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from lbagent.model.message import Message
 from lbagent.objects.records import FIELD_OF_KIND, ObjectChange, ObjectSnapshot
@@ -69,6 +69,32 @@ class Source(Protocol):
 
         The first call after the list has every object; also called with an empty batch if only `problems` changed.
         """
+
+
+class Missed(NamedTuple):
+    """What a source has missed: `changes` lead from its objects to those of a new list, `places` are where they are.
+
+    A place is a word of the source: a resource of the API, a file.
+    """
+
+    changes: Sequence[ObjectChange] = ()
+    places: Sequence[str] = ()
+
+
+@runtime_checkable
+class RereadSource(Protocol):
+    """A source whose origin can be listed a second time."""
+
+    name: str
+
+    async def find_missed(self) -> Missed:
+        """List everything again, apply nothing, and return what the source lacks although it had time to get it.
+
+        Raises TimedOut where the origin does not answer, or gives no whole list.
+        """
+
+    def list_again(self, places: Sequence[str]) -> None:
+        """Have these places listed and followed again; what was known stays until then."""
 
 
 def initial_changes(objects: ObjectSnapshot) -> list[ObjectChange]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from lbagent.model.histogram import Histogram
-from lbagent.observe.metric import LabelledValues, Metric, Subject
+from lbagent.observe.metric import Metric, Subject
 
 _PIECE_LINES = 500  # some 64 KiB: between two pieces the event loop serves other requests
 
@@ -30,29 +30,29 @@ class MetricFamily(Struct, frozen=True):
 
 
 class HistogramFamily(Struct, frozen=True):
-    """One histogram without labels."""
+    """One metric of histograms, by their labels."""
 
     name: str
     help: str
-    histogram: Histogram
+    histograms: Iterable[tuple[Labels, Histogram]]
     kind: Literal["histogram"] = "histogram"
 
 
 def family_of(metric: Metric[Subject], subject: Subject) -> MetricFamily | HistogramFamily:
     """Return the samples that a metric has now."""
     value = metric.value(subject)
-    if isinstance(value, Histogram):
-        return HistogramFamily(metric.name, metric.help, value)
-    assert metric.kind != "histogram"
-    return MetricFamily(metric.name, metric.kind, metric.help, _labelled(metric.labels, value))
+    if metric.kind == "histogram":
+        return HistogramFamily(metric.name, metric.help, _labelled(metric.labels, value, Histogram))
+    return MetricFamily(metric.name, metric.kind, metric.help, _labelled(metric.labels, value, (int, float)))
 
 
-def _labelled(labels: tuple[str, ...], value: float | LabelledValues | None) -> Iterator[tuple[Labels, float]]:
-    if isinstance(value, int | float):
+def _labelled(labels: tuple[str, ...], value: Any, single: type | tuple[type, ...]) -> Iterator[tuple[Labels, Any]]:
+    """Yield (labels, sample) of a value: a `single` one without labels, several by the words of their labels, or none."""
+    if isinstance(value, single):
         yield (), value
         return
-    for words, number in value or ():
-        yield tuple(zip(labels, words, strict=True)), number
+    for words, sample in value or ():
+        yield tuple(zip(labels, words, strict=True)), sample
 
 
 def _samples(family: MetricFamily | HistogramFamily) -> Iterator[tuple[str, Labels, float]]:
@@ -61,11 +61,11 @@ def _samples(family: MetricFamily | HistogramFamily) -> Iterator[tuple[str, Labe
         for labels, value in family.samples:
             yield family.name, labels, value
         return
-    histogram = family.histogram
-    for bound, count in histogram.cumulative():
-        yield f"{family.name}_bucket", (("le", "+Inf" if bound == math.inf else _number(bound)),), count
-    yield f"{family.name}_sum", (), histogram.sum
-    yield f"{family.name}_count", (), histogram.count
+    for labels, histogram in family.histograms:
+        for bound, count in histogram.cumulative():
+            yield f"{family.name}_bucket", (*labels, ("le", "+Inf" if bound == math.inf else _number(bound))), count
+        yield f"{family.name}_sum", labels, histogram.sum
+        yield f"{family.name}_count", labels, histogram.count
 
 
 def render(families: Iterable[MetricFamily | HistogramFamily]) -> Iterator[str]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Subject = TypeVar("Subject")
 LabelledValues = Iterable[tuple[tuple[str, ...], float]]
+LabelledHistograms = Iterable[tuple[tuple[str, ...], "Histogram"]]
 
 
 class Metric(Generic[Subject]):
@@ -23,12 +24,12 @@ class Metric(Generic[Subject]):
         name: str,
         kind: Literal["counter", "gauge", "histogram"],
         help: str,  # noqa: A002 - Prometheus' word
-        value: Callable[[Subject], float | Histogram | LabelledValues | None],
+        value: Callable[[Subject], float | Histogram | LabelledValues | LabelledHistograms | None],
         labels: tuple[str, ...] = (),
         *,
         is_large: bool = False,
     ) -> None:
-        """`value` returns a number, a histogram, numbers with the values of `labels`, or None where there is nothing to show.
+        """`value` returns a number or a histogram, several with the values of `labels`, or None where there is nothing to show.
 
         `is_large`: it has a sample for each frontend or backend; these metrics follow the small ones.
         """

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr
-from lbagent.probes.probe_protocol import Outcome, Probe
+from lbagent.probes.probe_protocol import InProgress, Outcome, Probe, QuickProbe
 from lbagent.probes.probe_spec import ProbeSpec
 from lbagent.task_failure import log_failure
 
@@ -28,16 +28,46 @@ FIRST_S = 1.0  # the first checks are spread over this time, at most over an int
 UNUSABLE_S = 5.0  # retry delay after an unusable CA file
 
 
-class Health(Struct, frozen=True):
+class Health(Struct, frozen=True, gc=False):
     """The health of a server. `since` is seconds since 1970, 0: it has not been checked yet, and counts as up."""
 
     up: bool = True
     since: float = 0.0
     last: str = ""  # the last check, in words
+    has_failed: bool = False  # the last check
+
+    @property
+    def error(self) -> str:
+        """Why the last check failed; '' if it succeeded."""
+        return self.last if self.has_failed else ""
 
 
 class Checker:
-    """Checks one server at one address by one ProbeSpec, without end; several instances may share it."""
+    """Checks one server at one address by one ProbeSpec, without end; several users may share it.
+
+    It has no task of its own, and one timer: an agent may have 10,000 of them.
+    """
+
+    __slots__ = (
+        "_asked",
+        "_began",
+        "_in_a_row",
+        "_is_due",
+        "_latest",
+        "_loop",
+        "_on_change",
+        "_on_outcome",
+        "_others",
+        "_probe",
+        "_quick",
+        "_timer",
+        "_uses",
+        "check",
+        "health",
+        "problem",
+        "server",
+        "transitions",
+    )
 
     def __init__(
         self,
@@ -46,8 +76,8 @@ class Checker:
         probe: Probe,
         *,
         health: Health,
-        on_change: Callable[[], None],
-        on_outcome: Callable[[Outcome, float], None],
+        on_change: Callable[[Checker], None],
+        on_outcome: Callable[[Outcome, float], None] | None = None,
         uses: Callable[[], int] = lambda: 1,
     ) -> None:
         """`health` is the server's last known health; `on_outcome` is called for each check, with its duration in seconds.
@@ -61,47 +91,79 @@ class Checker:
         self._uses = uses
         self._asked = 0
         self._in_a_row = 0  # consecutive outcomes against the current health
-        self._running: set[asyncio.Task[None]] = set()
+        self._quick = probe if isinstance(probe, QuickProbe) else None
+        self._latest: asyncio.Task[None] | InProgress | None = (
+            None  # the check that began last, while it is in progress
+        )
+        self._others: tuple[asyncio.Task[None] | InProgress, ...] = ()  # earlier ones in progress
         self._loop = asyncio.get_running_loop()
         self._is_due = False  # and too many are in progress
 
-    async def run(self) -> None:
-        """Check until cancelled."""
-        first_s = random.uniform(0, min(FIRST_S, self.check.interval))
+    def start(self, first_s: float = FIRST_S) -> None:
+        """Check until `close`; the first check is within this time, at most within an interval."""
+        first_s = random.uniform(0, min(first_s, self.check.interval))
         self._timer = self._loop.call_later(first_s, self._begin)
-        try:
-            await self._loop.create_future()
-        finally:
-            self._timer.cancel()
-            for task in self._running:
-                task.remove_done_callback(self._ended)
-                task.cancel()
-            self._probe.close()
+
+    def close(self) -> None:
+        """End checking."""
+        self._timer.cancel()
+        for check in self._in_progress():
+            if isinstance(check, asyncio.Task):
+                check.remove_done_callback(self._ended)
+            check.cancel()
+        self._latest, self._others = None, ()
+        self._probe.close()
+
+    def _in_progress(self) -> tuple[asyncio.Task[None] | InProgress, ...]:
+        return self._others if self._latest is None else (*self._others, self._latest)
 
     def _begin(self) -> None:
         self._began, self._is_due = self._loop.time(), False
-        self._latest = self._loop.create_task(self._ask())
-        self._running.add(self._latest)
-        self._latest.add_done_callback(log_failure)
-        self._latest.add_done_callback(self._ended)
-        self._at(self._began + self.check.interval / 2, self._look)
+        if self._latest is not None:
+            self._others = (*self._others, self._latest)
+        if self._quick is not None:
+            self._latest = self._quick.begin(self._answered)
+        else:
+            self._latest = task = self._loop.create_task(self._ask())
+            task.add_done_callback(self._ended)
+        if self.check.timeout > self.check.interval / 2:
+            self._at(self._began + self.check.interval / 2, self._look)
+        else:  # it ends before that
+            self._at_next()
 
     def _look(self) -> None:
         """Check, after half an interval, whether the server is silent."""
-        if not self._latest.done() and self.health.up:
+        if self._latest is not None and self.health.up:
             self._due()
             return
+        self._at_next()
+
+    def _at_next(self) -> None:
         interval = self.check.interval * random.uniform(1 - JITTER, 1)
         self._at(self._began + (max(interval, UNUSABLE_S) if self.problem else interval), self._due)
 
     def _due(self) -> None:
         """Start the next check, as soon as not too many are in progress."""
-        self._is_due = len(self._running) >= (self.check.fall if self.health.up else 1)
+        self._is_due = len(self._in_progress()) >= (self.check.fall if self.health.up else 1)
         if not self._is_due:
             self._begin()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
+        log_failure(task)
+        self._end(task)
+
+    def _answered(self, check: InProgress, outcome: Outcome) -> None:
+        """Take the outcome of a check without a task."""
+        if self._on_outcome is not None:
+            self._on_outcome(outcome, time.monotonic() - check.began)
+        self._take(outcome)
+        self._end(check)
+
+    def _end(self, check: asyncio.Task[None] | InProgress) -> None:
+        if check is self._latest:
+            self._latest = None
+        else:
+            self._others = tuple(each for each in self._others if each is not check)
         if self._is_due:
             self._due()
 
@@ -120,7 +182,8 @@ class Checker:
             self._cannot(f"caFile {self.check.ca_file}: {getattr(error, 'strerror', None) or error}")
             return
         self.problem = ""
-        self._on_outcome(outcome, time.monotonic() - began)
+        if self._on_outcome is not None:
+            self._on_outcome(outcome, time.monotonic() - began)
         self._take(outcome)
 
     def _cannot(self, problem: str) -> None:
@@ -128,7 +191,7 @@ class Checker:
         if problem != self.problem:
             self.problem = problem
             log.error("servers are not checked", extra={"server": str(self.server), "reason": problem})
-            self._on_change()
+            self._on_change(self)
 
     def _take(self, outcome: Outcome) -> None:
         """Count an outcome; `fall` failures or `rise` successes in a row change the server's health."""
@@ -139,10 +202,10 @@ class Checker:
         if turns:
             self._in_a_row = 0
             self.transitions += 1
-            self.health = Health(not up, now, outcome.text)
+            self.health = Health(not up, now, outcome.text, not outcome.is_up)
             say = log.info if self.health.up else log.warning
             fields = {"server": str(self.server), "check": outcome.text}
             say("a server is up" if self.health.up else "a server is down", extra=fields)
-            self._on_change()
-        else:
-            self.health = Health(up, now if first else self.health.since, outcome.text)
+            self._on_change(self)
+        elif first or outcome.text != self.health.last:
+            self.health = Health(up, now if first else self.health.since, outcome.text, not outcome.is_up)

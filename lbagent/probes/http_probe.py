@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from lbagent.http.message_head import request_head
-from lbagent.model.address import L3n4Addr
 from lbagent.probes.check_time import Deadline
+from lbagent.probes.destination import Destination
 from lbagent.probes.http_connection import HttpConnection
 from lbagent.probes.probe_protocol import FAILURES, NotHttp, Outcome, Result, outcome_of
 from lbagent.probes.probe_spec import ProbeSpec
@@ -20,11 +20,13 @@ UP_FIRST, UP_LAST = 200, 399
 class HttpProbe:
     """Probes one server (see probe_protocol.Probe). Its idle connection is used for the next check that may use it."""
 
-    def __init__(self, server: L3n4Addr, check: ProbeSpec, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` measures time-outs."""
-        self._server, self._check, self._clock = server, check, clock
+    def __init__(
+        self, server: Destination, check: ProbeSpec, clock: Callable[[], float] = time.monotonic, *, keeps: bool = True
+    ) -> None:
+        """`clock` measures time-outs; `keeps`: a connection stays open for the next check."""
+        self._server, self._check, self._clock, self._keeps = server, check, clock, keeps
         self._idle: HttpConnection | None = None
-        self._request = request_of(check)
+        self._request = request_of(check, server)
 
     async def ask(self, *, may_use_idle: bool = False) -> Outcome:
         """Check once. It ends after the check's timeout at the latest; connecting may take one interval at most, too."""
@@ -85,16 +87,17 @@ class HttpProbe:
         except BaseException:
             connection.close()
             raise
-        if connection.stays and self._idle is None:
+        if self._keeps and connection.stays and self._idle is None:
             self._idle = connection
         else:
             connection.close()
         return status
 
 
-def request_of(check: ProbeSpec) -> bytes:
+def request_of(check: ProbeSpec, server: Destination) -> bytes:
     """Return the request of a check (RFC 9112)."""
-    return request_head("GET", check.path, {"Host": check.host, "User-Agent": "lbagent", "Accept": "*/*"})
+    host = check.host or str(server)
+    return request_head("GET", check.path, {"Host": host, "User-Agent": "lbagent", "Accept": "*/*"})
 
 
 def _judged(status: int) -> Outcome:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from lbagent.kernel.regular_file import check_regular
-from lbagent.model.address import L3n4Addr
 from lbagent.probes.check_time import Deadline
+from lbagent.probes.destination import Destination
 from lbagent.probes.http_connection import HttpConnection
 from lbagent.probes.http_probe import HttpProbe
 from lbagent.probes.https_connection import HttpsConnection
@@ -53,10 +53,16 @@ class HttpsProbe(HttpProbe):
     """Probes one server over TLS."""
 
     def __init__(
-        self, server: L3n4Addr, check: ProbeSpec, contexts: Contexts, clock: Callable[[], float] = time.monotonic
+        self,
+        server: Destination,
+        check: ProbeSpec,
+        contexts: Contexts,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        keeps: bool = True,
     ) -> None:
-        """`clock` measures time-outs."""
-        super().__init__(server, check, clock)
+        """See HttpProbe."""
+        super().__init__(server, check, clock, keeps=keeps)
         self._contexts = contexts
         self._context: ssl.SSLContext | None = None  # of the current check
 

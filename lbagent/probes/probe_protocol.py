@@ -1,14 +1,15 @@
 """The interface of probes: one request to one server with a deadline, and an outcome in one word.
 
-`tcp`, `http`, `https` and `udp` are in files of those names (tcp_probe.py and so on). checker.py derives a state from many
+`tcp`, `http`, `https`, `udp` and `grpc` are in files of those names (tcp_probe.py and so on). checker.py derives a state from many
 outcomes.
 """
 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -54,6 +55,28 @@ class Probe(Protocol):
 
     def close(self) -> None:
         """Close what it kept."""
+        ...
+
+
+class InProgress(Protocol):
+    """A check that has begun."""
+
+    began: float
+
+    def cancel(self) -> None:
+        """End it, if it is still in progress; it has no outcome then."""
+        ...
+
+
+Done = Callable[[Any, Outcome], None]
+
+
+@runtime_checkable
+class QuickProbe(Probe, Protocol):
+    """A probe whose checks need no task."""
+
+    def begin(self, done: Done) -> InProgress:
+        """Check once; `done` is called later, with what this returns and the outcome."""
         ...
 
 

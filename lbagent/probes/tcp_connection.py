@@ -9,25 +9,42 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+from lbagent.probes.destination import open_socket
+
 if TYPE_CHECKING:
-    from lbagent.model.address import L3n4Addr
     from lbagent.probes.check_time import Deadline
+    from lbagent.probes.destination import Destination
 
 _LINGER_NONE = b"\1\0\0\0" + bytes(4)  # struct linger: on, 0 s
 _UNDER_WAY = (errno.EINPROGRESS, errno.EALREADY)
 
 
+def connect_half_open(server: Destination) -> tuple[socket.socket, OSError | None]:
+    """Return a socket that begins to connect as TcpConnection does with `half_open`, and why it cannot. Raises OSError."""
+    sock, address = open_socket(server, socket.SOCK_STREAM)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+    code = sock.connect_ex(address)
+    if code in (0, *_UNDER_WAY):
+        return sock, None
+    return sock, OSError(code, os.strerror(code))
+
+
+def reset(sock: socket.socket) -> None:
+    """Close a socket at once: a check leaves none in TIME_WAIT."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NONE)
+    sock.close()
+
+
 class TcpConnection:
     """Starts to connect when it is made."""
 
-    def __init__(self, server: L3n4Addr, *, half_open: bool = False) -> None:
+    def __init__(self, server: Destination, *, half_open: bool = False) -> None:
         """`half_open`: leave the answer to the server's SYN-ACK to a delayed ACK.
 
         Closed before that, it sends a RST: the server's kernel has accepted the connection, its process never sees one.
         """
-        self._address = (server.ip, server.port)
-        family = socket.AF_INET6 if server.is_ipv6 else socket.AF_INET
-        self._sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._sock, self._address = open_socket(server, socket.SOCK_STREAM)
         self._loop = asyncio.get_running_loop()
         if half_open:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
@@ -50,6 +67,4 @@ class TcpConnection:
 
     def close(self) -> None:
         """Close it at once: a check leaves no socket in TIME_WAIT."""
-        with contextlib.suppress(OSError):
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NONE)
-        self._sock.close()
+        reset(self._sock)

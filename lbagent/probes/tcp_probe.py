@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
+import asyncio
 from collections.abc import Callable
 
-from lbagent.model.address import L3n4Addr
-from lbagent.probes.check_time import Deadline
-from lbagent.probes.probe_protocol import FAILURES, Outcome, Result, outcome_of
+from lbagent.probes.destination import Destination
+from lbagent.probes.pending_connects import Connect, PendingConnects
+from lbagent.probes.probe_protocol import Outcome
 from lbagent.probes.probe_spec import ProbeSpec
-from lbagent.probes.tcp_connection import TcpConnection
 
 
 class TcpProbe:
-    """Connects to one server, and resets the connection before its process could accept it. See probe_protocol.Probe."""
+    """Connects to one server, and resets the connection before its process could accept it. See probe_protocol.QuickProbe."""
 
-    def __init__(self, server: L3n4Addr, check: ProbeSpec, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` measures the time-out."""
-        self._server, self._check, self._clock = server, check, clock
+    __slots__ = ("_check", "_connects", "_server")
+
+    def __init__(self, server: Destination, check: ProbeSpec, connects: PendingConnects) -> None:
+        """`connects` has the connections in progress of many probes."""
+        self._server, self._check, self._connects = server, check, connects
+
+    def begin(self, done: Callable[[Connect, Outcome], None]) -> Connect:
+        """Connect once; no connection is kept."""
+        return self._connects.begin(self._server, self._check.timeout, done)
 
     async def ask(self, *, may_use_idle: bool = False) -> Outcome:
-        """Connect once; no connection is kept."""
+        """Connect once, and wait for the outcome."""
         del may_use_idle
+        answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        connect = self.begin(lambda _, outcome: answered.set_result(outcome))
         try:
-            with (
-                contextlib.closing(Deadline(self._check.timeout, self._clock)) as deadline,
-                contextlib.closing(TcpConnection(self._server, half_open=True)) as connection,
-            ):
-                await connection.established(deadline)
-        except FAILURES as failure:
-            return outcome_of(failure, self._check.timeout)
-        return Outcome(Result.OK, "connected")
+            return await answered
+        finally:
+            connect.cancel()
 
     def close(self) -> None:
         """Do nothing: no connection is kept."""

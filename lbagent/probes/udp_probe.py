@@ -8,8 +8,8 @@ import socket
 import time
 from collections.abc import Callable
 
-from lbagent.model.address import L3n4Addr
 from lbagent.probes.check_time import CheckTimeout, Deadline
+from lbagent.probes.destination import Destination, open_socket
 from lbagent.probes.probe_protocol import FAILURES, Outcome, Result, outcome_of
 from lbagent.probes.probe_spec import ProbeSpec
 
@@ -25,7 +25,7 @@ class UdpProbe:
 
     def __init__(
         self,
-        server: L3n4Addr,
+        server: Destination,
         check: ProbeSpec,
         clock: Callable[[], float] = time.monotonic,
         *,
@@ -39,13 +39,10 @@ class UdpProbe:
     async def ask(self, *, may_use_idle: bool = False) -> Outcome:
         """Send one datagram, and wait for an answer or an ICMP error."""
         del may_use_idle
-        family = socket.AF_INET6 if self._server.is_ipv6 else socket.AF_INET
         try:
-            with (
-                contextlib.closing(Deadline(self._check.timeout, self._clock)) as deadline,
-                socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock,
-            ):
-                sock.connect((self._server.ip, self._server.port))  # so that ICMP errors come back to this socket
+            sock, address = open_socket(self._server, socket.SOCK_DGRAM)
+            with contextlib.closing(Deadline(self._check.timeout, self._clock)) as deadline, sock:
+                sock.connect(address)  # so that ICMP errors come back to this socket
                 sock.send(self._payload)
                 await _readable(sock, deadline)
                 sock.recv(MAX_DATAGRAM)

@@ -119,9 +119,7 @@ def factory_of(name: str) -> Factory:
         if not SHIPPED[name]:
             raise Unavailable(name, NOT_BUILT)
         module: Any = import_module(SHIPPED[name])
-        made: Factory | None = getattr(module, "factory", None)
-        if made is None:
-            raise Unavailable(name, "it takes no calls: it is used by `lbagent agent`")
+        made: Factory = module.factory
         return made
     if (found := plug_in(name)) is None:
         raise NotFound(f"unknown renderer {name!r}; there are {', '.join(names())}")

@@ -3,6 +3,6 @@
 Import the names below. `sources` read the objects, `targets` write the State.
 """
 
-from lbagent.resolve.resolver import Options, Resolver, resolve
+from lbagent.resolve.resolver import InForce, Options, Resolver, resolve
 
-__all__ = ["Options", "Resolver", "resolve"]
+__all__ = ["InForce", "Options", "Resolver", "resolve"]

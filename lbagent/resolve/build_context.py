@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr
 from lbagent.model.select import EndpointInfo
+from lbagent.objects.records import FailedChecks
 from lbagent.resolve.frontends import LocalNode
 from lbagent.resolve.overrides import Overrides
 
@@ -21,7 +22,14 @@ class BuildContext(Struct, frozen=True, gc=False):
     is_served: Callable[[L3n4Addr], bool] | None = None
     overrides: Overrides = Overrides()
     weight_of_pod: Callable[[str, bytes], int | None] = lambda _pod, _address: None
+    failed_checks: Mapping[str, FailedChecks] = MappingProxyType({})  # by service key
     nodes: Mapping[bytes, str] = MappingProxyType({})  # of addresses with contradicting objects (placement.py)
+    dead_nodes: frozenset[str] = frozenset()
+    resets_dead_nodes: bool = False  # flows to endpoints of dead nodes end
+
+    def ends_flows_of(self, info: EndpointInfo) -> bool:
+        """Return whether flows to an endpoint that takes no new ones end, as if it had left its slice."""
+        return self.resets_dead_nodes and info.node_is_dead
 
     def node_of(self, info: EndpointInfo) -> tuple[str, bool]:
         """Return `node_at` of an endpoint."""

@@ -57,6 +57,11 @@ class FrontendList:
             first, end = self._touched
             self._touched = (min(first, at), max(end, at + 1)) if end else (at, at + 1)
 
+    def of(self, owner: str) -> tuple[SVC, ...]:
+        """Return the SVCs of an owner; () for one without a place."""
+        origin = self._origins.get(owner)
+        return () if origin is None else self._frontends[bisect_left(self._places, (origin, owner))]
+
     def owners(self) -> Iterator[str]:
         """Iterate over the owners in order."""
         return (owner for _, owner in self._places)

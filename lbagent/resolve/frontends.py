@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from lbagent.model.address import L3n4Addr, L4Type
+from lbagent.model.exclusion import Exclusion, exclusion_of
 from lbagent.model.family import Family
 from lbagent.model.service import CIDR, SVCType, is_in_any
 from lbagent.objects.records import Service, ServicePort
@@ -34,7 +35,10 @@ class LocalNode(Struct, frozen=True, gc=False):
     host_addresses: tuple[bytes, ...] = ()  # every address of the host that can be a frontend, for `Service.binds`
     max_frontends: int = MAX_FRONTENDS_PER_SERVICE  # addresses with port and protocol per Service
     local_endpoint_weight: int = 1  # how many times the share of another one an endpoint of this node has
+    no_vip_checks: str = ""  # why health checks through a Service go directly to its backends
+    no_passive_checks: str = ""  # why flows tell nothing of backends
     contiv_policies: bool = False  # externalTrafficPolicy Local holds for ClusterIPs, too
+    exclusions: tuple[Exclusion, ...] = ()  # frontends that are left alone
 
 
 class WantedFrontend(Struct, frozen=True, gc=False):
@@ -61,7 +65,8 @@ class WantedFrontend(Struct, frozen=True, gc=False):
 def wanted_frontends(service: Service, node: LocalNode) -> list[WantedFrontend]:
     """Return the frontends of a Service on this node, each (address, port, protocol) once, with the wildcard entries.
 
-    They are the first `max_frontends` in their order, not counting the wildcard entries.
+    They are the first `max_frontends` in their order, not counting the wildcard entries. Those that are excluded are not among
+    them, nor the wildcard entry of an address with an excluded port: it would refuse that port.
     """
     return _within_share(service, node)[0]
 
@@ -81,8 +86,8 @@ def beyond_share(service: Service, node: LocalNode) -> tuple[WantedFrontend, int
 def _within_share(service: Service, node: LocalNode) -> tuple[list[WantedFrontend], WantedFrontend | None]:
     found: dict[L3n4Addr, WantedFrontend] = {}
     wildcards = 0
-    for want in () if service.ignored else _all(service, node):
-        if want.frontend in found:
+    for want in () if service.ignored or service.excluded else _all(service, node):
+        if want.frontend in found or (node.exclusions and exclusion_of(want.frontend, node.exclusions)):
             continue
         if want.is_wildcard:
             wildcards += 1
@@ -90,6 +95,19 @@ def _within_share(service: Service, node: LocalNode) -> tuple[list[WantedFronten
             return list(found.values()), want
         found[want.frontend] = want
     return list(found.values()), None
+
+
+def excluded_frontends(service: Service, node: LocalNode) -> Iterator[tuple[L3n4Addr, str]]:
+    """Yield the frontends of a Service that are left alone, and by what. A wildcard entry is not named."""
+    if service.ignored or not (service.excluded or node.exclusions):
+        return
+    for want in _all(service, node):
+        if want.is_wildcard or want.surrogate:
+            continue
+        if service.excluded:
+            yield want.frontend, "lbagent.io/exclude"
+        elif by := exclusion_of(want.frontend, node.exclusions):
+            yield want.frontend, f"--exclude {by}"
 
 
 def _all(service: Service, node: LocalNode) -> Iterator[WantedFrontend]:

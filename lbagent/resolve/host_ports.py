@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, Backend, BackendState
+from lbagent.model.exclusion import exclusion_of
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags, SvcFlagParam
 from lbagent.model.message import Message
@@ -49,6 +50,8 @@ def host_port_frontends(
     for pod in sorted(pods, key=_seniority):
         for port in pod.host_ports:
             for frontend, claim in _claims(pod, port, context):
+                if exclusion_of(frontend, context.node.exclusions):
+                    continue
                 claims.setdefault(frontend, []).append(claim)
     frontends: dict[str, list[SVC]] = {}
     reported: set[tuple[str, int]] = set()

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lbagent.model.message import Message
-from lbagent.objects.records import Endpoints, EndpointSlice, Node, ObjectChange, Pod, Service, StateOverride
+from lbagent.objects.records import (
+    Endpoints,
+    EndpointSlice,
+    FailedChecks,
+    Node,
+    ObjectChange,
+    Pod,
+    Service,
+    StateOverride,
+)
 from lbagent.resolve import mismatches
 from lbagent.resolve.frontends import LocalNode
 from lbagent.resolve.host_ports import is_relevant
@@ -27,6 +36,7 @@ class ObjectIndex:
         self._sources = sources
         self.services: dict[str, Service] = {}
         self.pods: dict[str, Pod] = {}  # those with a weight, or with hostPorts on this node
+        self.failed_checks: dict[str, FailedChecks] = {}  # by service key
         self.with_node_ports: set[str] = set()
         self.dirty: set[str] = set()
         self.all_dirty = False
@@ -43,6 +53,7 @@ class ObjectIndex:
         self._weight_by_ip: dict[bytes, int] = {}
         self._stale_addresses: set[bytes] = set()  # a BackendState or a Pod's weight of theirs has changed
         self._stale_pods: set[str] = set()  # the same by the Pod's key
+        self._stale_nodes: set[str] = set()  # nodes that died, or live again
 
     def update(self, change: ObjectChange) -> None:
         """Store a change of one object."""
@@ -61,6 +72,13 @@ class ObjectIndex:
                 self.all_dirty |= _node_facts(before) != _node_facts(self._node)
             case StateOverride():
                 self._override(key, new)
+            case FailedChecks():
+                _put(self.failed_checks, key, new)
+                self.dirty.add(key)
+
+    def nodes_changed(self, nodes: Collection[str]) -> None:
+        """Record that nodes died, or live again."""
+        self._stale_nodes.update(nodes)
 
     def _service(self, key: str, new: object) -> None:
         if (key in self.services) != (new is not None):
@@ -141,7 +159,8 @@ class ObjectIndex:
     @property
     def is_changed(self) -> bool:
         """Whether anything changed since `forget_changes`."""
-        return bool(self.dirty or self.all_dirty or self.pods_dirty or self._stale_addresses or self._stale_pods)
+        stale = self._stale_addresses or self._stale_pods or self._stale_nodes
+        return bool(self.dirty or self.all_dirty or self.pods_dirty or stale)
 
     def refresh(self) -> None:
         """Compute the common results of many changes: weights by address, and the Services whose endpoints they concern."""
@@ -151,10 +170,13 @@ class ObjectIndex:
             if pod.weight is not None and not pod.host_network and not pod.finished
             for ip in pod.ips
         }
-        addresses, pods = self._stale_addresses, self._stale_pods
-        if addresses or pods:
+        addresses, pods, nodes = self._stale_addresses, self._stale_pods, self._stale_nodes
+        if addresses or pods or nodes:
             for service, piece in self._each_slice():
-                if any(endpoint.address in addresses or endpoint.pod in pods for endpoint in piece.endpoints):
+                if any(
+                    endpoint.address in addresses or endpoint.pod in pods or endpoint.node in nodes
+                    for endpoint in piece.endpoints
+                ):
                     self.dirty.add(service)
         if self.all_dirty:
             self.dirty |= self.services.keys()
@@ -162,7 +184,7 @@ class ObjectIndex:
     def forget_changes(self) -> None:
         """Reset the changes: the State includes them."""
         self.dirty, self.all_dirty, self.pods_dirty = set(), False, False
-        self._stale_addresses, self._stale_pods = set(), set()
+        self._stale_addresses, self._stale_pods, self._stale_nodes = set(), set(), set()
 
     # --- the interface for resolve ---
 

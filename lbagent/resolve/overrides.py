@@ -48,6 +48,11 @@ class Overrides(Struct, frozen=True, gc=False):
             return of_pod.override
         return of_address.override if of_address is not None else None
 
+    def is_operators(self, address: L3n4Addr, pod: str) -> bool:
+        """Return whether the operator set the effective state of a backend: no health check changes it."""
+        holds = self.effective(address, pod)
+        return holds is not None and holds.origin.source == OPERATOR
+
     def of_addresses(self) -> dict[L3n4Addr, BackendState]:
         """Return the states set for single addresses."""
         return {address: ranked.override.state for address, ranked in self.by_address.items()}

@@ -1,4 +1,6 @@
-"""The endpoints of a Service in the plain case, which is the usual one: one slice, all ready, no weights, hints or states. Pure.
+"""The endpoints of a Service in the plain case, which is the usual one. Pure.
+
+One slice, all ready, no weights, hints, states or dead nodes.
 
 Then every endpoint is selectable for every client of a Cluster policy, and model/select.py would only sort them. All other cases
 use it.
@@ -73,5 +75,6 @@ def _is_plain(endpoint: Endpoint, context: BuildContext) -> bool:
         endpoint.ready
         and not (endpoint.for_zones or endpoint.for_nodes)
         and endpoint.state is None
+        and endpoint.node not in context.dead_nodes
         and context.weight_of_pod(endpoint.pod, endpoint.address) is None
     )

@@ -24,6 +24,8 @@ from lbagent.model.select import (
     deduplicate,
     endpoint_state,
     filtered_state,
+    is_checked,
+    quarantine_failed,
     select,
 )
 from lbagent.model.service import (
@@ -46,6 +48,7 @@ from lbagent.resolve.plain_endpoints import PlainEndpoints, plain_endpoints
 from lbagent.textfile.field_path import path_text
 
 MAX_NAMED = 8  # addresses per message
+HEALTH_CHECK = path_text(("metadata", "annotations", "lbagent.io/health-check"))
 
 
 class _Group(Struct, frozen=True, gc=False):
@@ -55,6 +58,7 @@ class _Group(Struct, frozen=True, gc=False):
     unselectable: tuple[Backend, ...]
     slotless: tuple[Backend, ...]
     no_local_backend: bool = False
+    ending: frozenset[L3n4Addr] = frozenset()
 
     @property
     def has_backends(self) -> bool:
@@ -78,8 +82,18 @@ class _Choice(Struct, frozen=True, gc=False):
 class ServiceBuilder:
     """Builds the SVCs of one Service."""
 
-    def __init__(self, service: Service, slices: Iterable[EndpointSlice], context: BuildContext) -> None:
-        """`slices` are those of its Endpoints where the Service has none of its own."""
+    def __init__(
+        self,
+        service: Service,
+        slices: Iterable[EndpointSlice],
+        context: BuildContext,
+        inside_rows: Collection[L3n4Addr] = (),
+    ) -> None:
+        """`slices` are those of its Endpoints where the Service has none of its own.
+
+        `inside_rows`: frontends of scope INTERNAL that are in force. With policy Local they stay as long as their frontend
+        does, also when both scopes have the same backends: a connection belongs to the row that it was made by.
+        """
         self.messages: list[Message] = []
         # Filtered out for some frontend; kept for its live flows as soon as another Service has an entry for it.
         self.filtered_out: set[L3n4Addr] = set()
@@ -87,12 +101,35 @@ class ServiceBuilder:
         self._service = service
         self._slices = sorted(slices, key=lambda piece: (piece.origin, piece.key))
         self._context = context
+        self._inside_rows = inside_rows
         self._choices: dict[tuple[int, int], _Choice] = {}
         self._name = ServiceName(service.namespace, service.name)
         self._internal_local = service.internal_local or (context.node.contiv_policies and service.external_local)
         self._ignored_weights: dict[str, None] = {}
         self._plain: dict[Family, PlainEndpoints | None] = {}
+        self._check = service.health_check
+        failed = context.failed_checks.get(service.key) if self._check else None
+        self._failed = failed.backends if failed else frozenset()
+        if self._check and (why := self._impossible_check()):
+            self._warn(HEALTH_CHECK, why, "the rest holds")
+        if failed and failed.why:
+            self._warn(HEALTH_CHECK, failed.why, "it takes no new flow until then", event="BackendDoesNotAnswer")
+        self.checked: dict[
+            L3n4Addr, L3n4Addr | None
+        ] = {}  # backends whose health is to be checked -> a frontend that has it
+        self._first: dict[tuple[Family, int], L3n4Addr] = {}  # frontend of each port
+        self.has_panic = False  # too many checks fail: they change nothing
         self._empty: dict[tuple[Family, int], tuple[WantedFrontend, ServicePort]] = {}  # ports without a backend
+
+    def _impossible_check(self) -> str:
+        """Return what of the health check is not possible on this node, and what happens instead."""
+        node, check = self._context.node, self._check
+        assert check is not None
+        if check.via_vip and node.no_vip_checks:
+            return f"via=vip is not possible: {node.no_vip_checks}: probes go directly to the backends"
+        if check.passive and node.no_passive_checks:
+            return f"a passive check is not possible: {node.no_passive_checks}: its backends are not checked"
+        return ""
 
     def build(
         self, wanted: Collection[WantedFrontend], winning_claim: Callable[[L3n4Addr], FrontendClaim | None]
@@ -122,17 +159,21 @@ class ServiceBuilder:
     # --- SVCs ---
 
     def _frontends(self, want: WantedFrontend, port: ServicePort) -> list[SVC]:
+        self._first.setdefault((want.frontend.family, port.index), want.frontend)
         choice = self._choice(port, want.frontend.family)
         if not choice.cluster_ip.has_backends:
             self._empty.setdefault((want.frontend.family, port.index), (want, port))
         if want.type is SVCType.CLUSTER_IP:
             return [self._frontend(want, port, want.frontend, choice.cluster_ip, False, choice.health_check_addresses)]
-        two_scopes = not choice.outside.is_same(choice.inside)
+        inside = want.frontend.with_scope(Scope.INTERNAL)
+        differs = not choice.outside.is_same(choice.inside)
+        two_scopes = differs or (self._service.external_local and inside in self._inside_rows)
         frontends = [
             self._frontend(want, port, want.frontend, choice.outside, two_scopes, choice.health_check_addresses)
         ]
         if two_scopes:
-            frontends.append(self._frontend(want, port, want.frontend.with_scope(Scope.INTERNAL), choice.inside, True))
+            group = choice.inside if differs else choice.outside
+            frontends.append(self._frontend(want, port, inside, group, True))
         return frontends
 
     def _frontend(
@@ -145,9 +186,7 @@ class ServiceBuilder:
         checked: tuple[bytes, ...] = (),
     ) -> SVC:
         service = self._service
-        check = service.ranges_given and (
-            want.type is SVCType.LOAD_BALANCER or (want.type is SVCType.NODE_PORT and service.node_port_ranges)
-        )
+        check = service.ranges_given and _is_restricted(service, want.type)
         dsr = service.dsr and want.is_routable
         nat = _nat_policy(service, frontend)
         flags = ServiceFlags.from_param(
@@ -178,6 +217,7 @@ class ServiceBuilder:
             unselectable=group.unselectable,
             slotless=group.slotless,
             algorithm=self._algorithm(group),
+            flow_rules=service.flow_rules,
             session_affinity=service.has_affinity,
             session_affinity_timeout_s=service.affinity_timeout_s,
             source_ranges=_ranges_of(service, frontend) if check else (),
@@ -190,6 +230,8 @@ class ServiceBuilder:
             health_check_addresses=checked,
             forwarding_dsr=dsr,
             no_local_backend=group.no_local_backend,
+            stale_flows_s=service.stale_flows_s,
+            ending=group.ending,
             created=OPERATORS_OWN if service.binds else service.created,
         )
 
@@ -211,10 +253,21 @@ class ServiceBuilder:
     def _choose(self, port: ServicePort, family: Family) -> _Choice:
         service, node = self._service, self._context.node
         with_local = service.external_local or self._internal_local  # else no frontend uses it
-        if not with_local and (plain := self._plain_of(family)) and (all_of_them := plain.backends(port)) is not None:
+        if (
+            not with_local
+            and not self._check
+            and (plain := self._plain_of(family))
+            and (all_of_them := plain.backends(port)) is not None
+        ):
             every = _Group(all_of_them, (), ())
             return _Choice(cluster_ip=every, outside=every, inside=every)
-        picked = select(self._endpoints(port, family), node_name=node.name, zone=node.zone, with_local=with_local)
+        picked = select(
+            self._checked_endpoints(port, family) if self._check else self._endpoints(port, family),
+            node_name=node.name,
+            zone=node.zone,
+            with_local=with_local,
+            tier_min=service.tier_min,
+        )
         cluster = self._group(picked, picked.cluster, port)
         if not with_local:
             return _Choice(cluster_ip=cluster, outside=cluster, inside=cluster)
@@ -237,6 +290,11 @@ class ServiceBuilder:
 
     def _group(self, picked: Selection, chosen: EndpointSet, port: ServicePort) -> _Group:
         make, context = _backend, self._context
+        ending: frozenset[L3n4Addr] = frozenset()
+        if context.resets_dead_nodes:
+            if self._service.stale_flows_s:
+                ending = self._dead_of(chosen)
+            chosen = self._without_dead(chosen)
         selectable = tuple([make(info, endpoint_state(info), port, context) for info in chosen.selectable])
         unselectable = tuple([make(info, endpoint_state(info), port, context) for info in chosen.unselectable])
         slotless = tuple([make(info, endpoint_state(info), port, context) for info in chosen.slotless])
@@ -247,11 +305,41 @@ class ServiceBuilder:
         if len(selectable) + len(unselectable) > MAX_SLOTS:
             self._error(port, f"more than {MAX_SLOTS} endpoints", "the rest is left out")
             selectable, unselectable = selectable[:MAX_SLOTS], unselectable[: MAX_SLOTS - len(selectable[:MAX_SLOTS])]
-        return _Group(selectable, unselectable, slotless, picked.no_local_backend(chosen))
+        return _Group(selectable, unselectable, slotless, picked.no_local_backend(chosen), ending)
+
+    def _checked_endpoints(self, port: ServicePort, family: Family) -> list[EndpointInfo]:
+        """Return the endpoints with the results of the health check of the Service."""
+        assert self._check is not None
+        found = quarantine_failed(self._endpoints(port, family), self._failed)
+        node_of, local_only = self._context.node_of, self._check.local_only
+        wanted = (each for each in found.endpoints if is_checked(each) and (not local_only or node_of(each)[1]))
+        frontend = self._first.get((family, port.index))
+        if frontend is not None and not any(frontend.address):
+            frontend = None  # the entry for any address of the node
+        self.checked.update(dict.fromkeys((each.address for each in wanted), frontend))
+        if found.panic:
+            self.has_panic = True
+            where = f"{port.name or port.port}/{port.protocol}, IPv{family}"
+            problem = f"the check of {found.failed} of {found.usable} backends of port {where}, fails: more than half"
+            self._warn(HEALTH_CHECK, problem, "none of them is quarantined", event="HealthCheckPanic")
+        return found.endpoints
+
+    def _without_dead(self, chosen: EndpointSet) -> EndpointSet:
+        """Return the set without the endpoints of dead nodes that take no new flows: their backends leave, and their flows end."""
+        groups = [
+            tuple(info for info in group if not self._context.ends_flows_of(info))
+            for group in (chosen.unselectable, chosen.slotless, chosen.filtered)
+        ]
+        return EndpointSet(chosen.selectable, *groups)
+
+    def _dead_of(self, chosen: EndpointSet) -> frozenset[L3n4Addr]:
+        """Return the endpoints that `_without_dead` leaves out."""
+        groups = chosen.unselectable, chosen.slotless, chosen.filtered
+        return frozenset(info.address for group in groups for info in group if self._context.ends_flows_of(info))
 
     def _endpoints(self, port: ServicePort, family: Family) -> list[EndpointInfo]:
         context, found = self._context, []
-        overrides, here = context.overrides or None, context.node.name
+        overrides, here, dead = context.overrides or None, context.node.name, context.dead_nodes
         for piece in self._slices:
             if piece.family != family:
                 continue
@@ -281,7 +369,10 @@ class ServiceBuilder:
                             zone_hints=endpoint.for_zones,
                             node_hints=endpoint.for_nodes,
                             weight=weight,
+                            tier=piece.tier,
                             override=endpoint.state if override is None else override,
+                            is_operators=bool(self._failed) and context.overrides.is_operators(address, endpoint.pod),
+                            node_is_dead=endpoint.node in dead,
                         )
                     )
         return found
@@ -296,15 +387,21 @@ class ServiceBuilder:
             return
         have = {backend.address for svc in frontends for backend in svc.backends}
         kept: dict[L3n4Addr, Backend] = {}
+        ending: set[L3n4Addr] = set()
         for name, protocol, family in sorted(unmatched):
             port = ServicePort(name, protocol, 0)
             for info in deduplicate(self._endpoints(port, family)):
+                if self._context.ends_flows_of(info):
+                    ending.add(info.address)
+                    continue
                 backend = _backend(info, filtered_state(info), port, self._context)
                 if info.address not in have and backend.state < kept.get(info.address, _LEAST_ALIVE).state:
                     kept[info.address] = backend
         self.filtered_out.update(kept)
         slotless = tuple(backend for backend in kept.values() if is_served(backend.address))
         frontends[at] = replace(frontends[at], slotless=frontends[at].slotless + slotless)
+        if ending and self._service.stale_flows_s:
+            frontends[:] = [each if each.wildcard else replace(each, ending=each.ending | ending) for each in frontends]
 
     # --- messages ---
 
@@ -394,6 +491,13 @@ def _backend(info: EndpointInfo, state: BackendState | None, port: ServicePort, 
 def _wildcard(frontend: L3n4Addr, name: ServiceName) -> SVC:
     flags = ServiceFlags.from_param(SvcFlagParam(SVCType.CLUSTER_IP, two_scopes=False))
     return SVC(frontend, name=name, flags=flags, wildcard=True)
+
+
+def _is_restricted(service: Service, kind: SVCType) -> bool:
+    """Return whether the source ranges apply to frontends of a kind."""
+    if service.all_ranges:
+        return kind in (SVCType.LOAD_BALANCER, SVCType.NODE_PORT, SVCType.EXTERNAL_IPS)
+    return kind is SVCType.LOAD_BALANCER or (kind is SVCType.NODE_PORT and service.node_port_ranges)
 
 
 def _ranges_of(service: Service, frontend: L3n4Addr) -> tuple[CIDR, ...]:

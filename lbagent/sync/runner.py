@@ -26,7 +26,9 @@ class TargetRunner:
         self.failures = 0  # passes that failed as a whole
         self.applied_s = 0.0  # what the last pass took that did not fail
         self.in_force_at = 0.0  # when the last one was, seconds since the epoch
-        self.on_in_force: Callable[[int, float], None] = lambda _generation, _seconds: None
+        self.object_differences = 0  # from the objects of a new list, as object_verification.py found them last
+        # called with the loop's generation and the pass's seconds
+        self.on_in_force: list[Callable[[int, float], None]] = []
         self._desired = Desired(State())
         self._has_desired = asyncio.Event()  # there is a State
         self._begun = 0  # passes
@@ -37,9 +39,12 @@ class TargetRunner:
     @property
     def error(self) -> str:
         """The last failure, '' if nothing fails now."""
-        if self.failure:
-            return str(self.failure.error)
-        return self.target.error or next((str(failure.error) for failure in self.target.failing.values()), "")
+        return self.whole_error or next((str(failure.error) for failure in self.target.failing.values()), "")
+
+    @property
+    def whole_error(self) -> str:
+        """The last failure beside single frontends, '' if there is none."""
+        return str(self.failure.error) if self.failure else self.target.error
 
     @property
     def problem(self) -> str:
@@ -108,6 +113,7 @@ class TargetRunner:
             self.pending_since = None if desired is self._desired else now  # the next one came during this pass
             self.in_force_at = time.time()
             self.applied_s = time.monotonic() - now
-            self.on_in_force(desired.state.generation, self.applied_s)
+            for call in self.on_in_force:
+                call(desired.state.generation, self.applied_s)
             if before:
                 log.info("a target is in sync again", extra={"target": name})

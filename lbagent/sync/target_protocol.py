@@ -50,12 +50,13 @@ class Desired(Struct, frozen=True):
     """The input of a target: a State without ids.
 
     `provenance` is set from the first untrusted source on, while a target retains, also if all are trusted again. `facts` are set
-    while a target needs them.
+    while a target needs them. `left_alone`: frontends of which no packet is answered either, as another proxy has them.
     """
 
     state: State
     provenance: Provenance | None = None
     facts: ObjectFacts | None = None
+    left_alone: frozenset[L3n4Addr] = frozenset()
 
 
 class Target(Protocol):
@@ -91,6 +92,9 @@ class Target(Protocol):
 
     def restored_backends(self) -> Collection[L3n4Addr]:
         """Return the backends with entries of an earlier agent: an endpoint with an entry keeps it."""
+
+    def restored_inside_rows(self) -> Collection[L3n4Addr]:
+        """Return the frontends of scope INTERNAL with entries of an earlier agent: a frontend keeps them."""
 
     async def reconcile(self, desired: Desired) -> None:
         """Apply the State. Never called twice at a time.

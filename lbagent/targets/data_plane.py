@@ -4,18 +4,19 @@ A data plane is a Target (sync/target_protocol.py): the loop gives it each State
 is one call: a plan is valid only for what is in force at that moment, so no caller can keep or compare one. Frontends that could
 not be planned or written are in `failing`.
 
-It also opens and closes, shows what it serves, and counts flows and packets. The agent has one *serving* data plane: `svc list`,
-`status` and the metrics come from it. Further ones are opened, started and reconfigured as well, and serve after their own first
-pass. The agent is ready when all that translate packets are. Maps, programs and chains stay behind this module. `features` names
-what a data plane can do; a method whose feature is not among them returns an empty value.
+It also opens and closes, shows what it serves, and counts flows and packets. The agent has one *serving* data plane; `svc list`,
+`status` and the metrics read all that translate packets as one (targets/joined_plane.py). Further ones are opened, started and
+reconfigured as well, and serve after their own first pass. The agent is ready when all that translate packets are. Maps, programs
+and chains stay behind this module. `features` names what a data plane can do; a method whose feature is not among them returns an
+empty value.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -24,10 +25,16 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.check import CheckGroup
 from lbagent.model.family import Family
+from lbagent.model.handshakes import Handshakes
+from lbagent.model.service import SVC
 from lbagent.model.state import State
 from lbagent.net.snapshot import NodeNetwork
+from lbagent.probes.backend_check import CheckedService
+from lbagent.probes.passive_checks import WaitingHandshake
 from lbagent.render.renderer_types import Difference
+from lbagent.sync.backoff import Failure
 from lbagent.sync.target_protocol import Target
+from lbagent.targets.client_addresses import ClientAddresses
 
 Traffic = tuple[int, int]  # packets, bytes
 Usage = tuple[int, int]  # entries in use, entries that there can be
@@ -43,12 +50,15 @@ class Feature(StrEnum):
     AFFINITY = "affinity"  # session affinity by client address
     ANNOUNCE = "announce"  # answers ARP and NDP for announced addresses (--announce)
     COUNTERS = "counters"  # packets and bytes by frontend, backend and reason
+    ECHO_REPLY = "echo_reply"  # addresses of Services answer pings while they take new flows
     FLOWS = "flows"  # lists and counts flows
     MAGLEV = "maglev"
     REJECT = "reject"  # RST and ICMP answers where a frontend has no backend
     SNAT = "snat"
     SOCKETS = "sockets"  # sockets of the node's own processes (--socket-lb, --apilb)
     SOURCE_RANGES = "source_ranges"
+    PASSIVE_CHECKS = "passive_checks"  # flows tell which backends do not answer (health-check: passive)
+    VIP_CHECKS = "vip_checks"  # health checks through a Service reach a certain backend (via=vip)
     WEIGHTS = "weights"
 
 
@@ -57,6 +67,32 @@ class FlowCounts(NamedTuple):
 
     live: Mapping[int, int] | None
     age_s: float = 0.0
+
+
+class LiveFlows(NamedTuple):
+    """What is in the kernel, read without the agent: live flows by frontend and backend (None: not known), and the frontends.
+
+    `services` are without names, as the kernel has none; () where the flows alone can be read. `left_out`: which flows are not
+    counted, a sentence.
+    """
+
+    flows: Mapping[tuple[L3n4Addr, L3n4Addr | None], int]
+    services: Sequence[SVC] = ()
+    left_out: str = ""
+
+
+class RecordedPackets(Struct):
+    """What a data plane has for `lbagent record dump`, read without the agent.
+
+    `events`: lines of JSON; `packets`: a pcapng file; `maps`: the lines of `map dump`. `clients` has the replacements of addresses
+    of clients, where they are replaced. `problems`: what could not be read, sentences.
+    """
+
+    events: bytes = b""
+    packets: bytes = b""
+    maps: str = ""
+    clients: ClientAddresses | None = None
+    problems: list[str] = []
 
 
 class Flow(Struct, frozen=True, gc=False):
@@ -134,7 +170,77 @@ class Counters(Struct, frozen=True, kw_only=True):
     sessions: Mapping[str, int] = {}  # live flows by protocol, when they were counted last
     sessions_deleted: Mapping[str, int] = {}  # by protocol: connections that were ended because their backend is gone
     session_delete_errors: int = 0
+    stale_backends: int = 0  # gone from the slices, and kept for their flows
+    stale_backends_evicted: int = 0  # of them left early, for want of room
+    handshakes: Mapping[int, Handshakes] = {}  # by id of a backend of the State: those that were timed
+    new_flows: Mapping[int, int] = {}  # by id of a frontend of the State
+    snat_use: float | None = None  # of the backend whose SNAT ports are used most, 0 to 1; None: not counted
     snat_reclaimed: int = 0  # SNAT ports that new flows took from flows that were not established
+    events: tuple[int, int] = (0, 0)  # recorded, left out by --event-rate
+
+
+class SelfTestResult(NamedTuple):
+    """What a data plane's self-test found. `fault` '': nothing wrong; `runs` 0: it has not run yet.
+
+    `without`: why it ran without packets; `duration_s`: of the last run.
+    """
+
+    fault: str = ""
+    runs: int = 0
+    without: str = ""
+    duration_s: float = 0.0
+
+
+@runtime_checkable
+class SelfTestedPlane(Protocol):
+    """A data plane that tests whether it forwards."""
+
+    @property
+    def self_test(self) -> SelfTestResult:
+        """What the last test found."""
+
+
+class PacketStreams(Protocol):
+    """Has packets recorded in the event rings as long as a reader requests it."""
+
+    def stream(self, every: int, *, frames_after: bool) -> AsyncGenerator[bytes, None]:
+        """Return server-sent events: `sampling` once one in `every` packets is recorded, then a comment each second.
+
+        `frames_after`: with the frames that leave. Closing it ends the request. Raises ConfigError, Refused.
+        """
+
+
+@runtime_checkable
+class SampledPlane(Protocol):
+    """A data plane that can record every packet."""
+
+    @property
+    def sampling(self) -> PacketStreams:
+        """Its readers."""
+
+
+@runtime_checkable
+class MarkingPlane(Protocol):
+    """A data plane with Feature.VIP_CHECKS: it sends new flows of marked sockets of this node to a certain backend."""
+
+    def check_mark(self, backend: L3n4Addr) -> int:
+        """Return the mark; 0: it does not serve the backend, or cannot send flows to it now."""
+
+
+@runtime_checkable
+class ObservingPlane(Protocol):
+    """A data plane with Feature.PASSIVE_CHECKS: the ObservedFlows of probes/passive_checks.py."""
+
+    def waiting_handshakes(self, services: Mapping[str, CheckedService]) -> Sequence[WaitingHandshake]:
+        """Return the flows to these Services whose SYN was repeated, and that have no answer. Raises LbError."""
+
+    def answered_handshakes(self, services: Mapping[str, CheckedService]) -> Mapping[L3n4Addr, int]:
+        """Return how many flows each backend of these Services has answered so far. Raises LbError."""
+
+
+def self_tests(planes: Iterable[object]) -> list[SelfTestResult]:
+    """Return the last self-test of each data plane that has one."""
+    return [plane.self_test for plane in planes if isinstance(plane, SelfTestedPlane)]
 
 
 def sessions_of(state: State, live: Mapping[int, int] | None) -> dict[str, int]:
@@ -158,10 +264,22 @@ class Counts(Struct):
     last_duration_s: float = 0.0
 
 
-class ServedState(Target, Protocol):
-    """The State of a data plane: which one is in force, and since when."""
+class ShownState(Protocol):
+    """The State that is in force, and since when: of one data plane, or of all that translate (targets/joined_plane.py)."""
 
     first_pass: asyncio.Event  # ready, or something waits while what an earlier agent left continues to serve
+
+    @property
+    def generation(self) -> int:
+        """Counter of the States that were put in force; grows and never repeats while the agent runs."""
+
+    @property
+    def failing(self) -> Mapping[L3n4Addr, Failure]:
+        """Frontends that could not be written, and when each is retried."""
+
+    @property
+    def waiting(self) -> str:
+        """Why it is not ready although it has a State: one sentence, '' when there is no reason."""
 
     @property
     def state(self) -> State:
@@ -179,10 +297,12 @@ class ServedState(Target, Protocol):
         """Return the generation in force as soon as it differs from `generation`."""
 
 
-class DataPlane(ServedState, Protocol):
-    """What serves. The order of calls: `open`, `start`, States by `reconcile`, `serve` after the first pass, `close`."""
+class ServedState(ShownState, Target, Protocol):
+    """The State of a data plane."""
 
-    on_network: OnNetwork  # called with each new snapshot of the node's network, and in `start`
+
+class ShownPlane(ShownState, Protocol):
+    """What requests and metrics read."""
 
     @property
     def features(self) -> frozenset[Feature]:
@@ -191,10 +311,6 @@ class DataPlane(ServedState, Protocol):
     @property
     def counts(self) -> Counts:
         """What it did."""
-
-    @property
-    def network(self) -> NodeNetwork:
-        """The node's network as it is now; EMPTY before `start`."""
 
     @property
     def sweeps(self) -> int:
@@ -208,7 +324,73 @@ class DataPlane(ServedState, Protocol):
     def retained(self) -> int:
         """Frontends that stay as an earlier agent left them because a source is untrusted."""
 
-    # --- life ---
+    def status(self) -> PlaneStatus:
+        """Return what `lbagent status` shows."""
+
+    def problems(self) -> Sequence[str]:
+        """Return what is wrong and has no line of its own in the status, one sentence each."""
+
+    def usage(self) -> Mapping[str, Usage]:
+        """Return how full each table is."""
+
+    def largest_namespaces(self, table: str) -> dict[str, int]:
+        """Return which namespaces use most of a table."""
+
+    def backend_states(self) -> Mapping[BackendState, int]:
+        """Return how many backends are in which state."""
+
+    def backend_count(self) -> int:
+        """Return how many backends the frontends in force have."""
+
+    def devices_attached(self) -> dict[str, bool]:
+        """Return whether each device takes traffic, by name."""
+
+    def egress_paths(self) -> EgressOf:
+        """Return a function that returns, as of now, how packets get to a backend."""
+
+    def handshakes(self, backends: Sequence[int]) -> Mapping[int, Handshakes]:
+        """Return the timed handshakes of backends, by id, of those that had one. Raises KernelError."""
+
+    def counters(self, *, backends: bool = True) -> Counters:
+        """Return what was counted; without `backends` nothing of single backends. Raises KernelError."""
+
+    async def count_flows(self) -> FlowCounts:
+        """Count live flows now; where that takes long or fails, return the last counts with their age."""
+
+    def flows(self) -> Iterator[Sequence[Flow]]:
+        """Yield the flows, some at a time: the caller may yield to other tasks in between. Raises KernelError."""
+
+    def frontends_of_sockets(self, family: Family) -> FrontendOf:
+        """Return a function that returns the frontend a socket connected to when it got a backend; None: not known.
+
+        It holds for the moment of this call. Blocks; raises KernelError.
+        """
+
+    async def verify(self) -> Sequence[Difference]:
+        """Return in what the data plane differs from what was written and is wanted. Raises LbError, OSError."""
+
+    async def repair(self) -> Sequence[Difference]:
+        """Return what `verify` returns, and have it written again by the next pass. Raises LbError, OSError."""
+
+    @property
+    def difference_count(self) -> int:
+        """How many differences the last comparison found: that of a command, or the one of every minute."""
+
+
+class DataPlane(ServedState, ShownPlane, Protocol):
+    """What serves. The order of calls: `open`, `start`, States by `reconcile`, `serve` after the first pass, `close`."""
+
+    on_network: OnNetwork  # called with each new snapshot of the node's network, and in `start`
+
+    @property
+    def network(self) -> NodeNetwork:
+        """The node's network as it is now; EMPTY before `start`."""
+
+    def checks(self) -> CheckGroup[Any]:
+        """Return the checks of its own parts, and what they read. Their findings are conditions of the agent."""
+
+    def replace_proxy(self) -> None:
+        """Take note, before `open`, that another proxy serves until every device is attached: `serve` begins the first flow."""
 
     async def open(self, require: Callable[[], None]) -> Mapping[str, str]:
         """Take what it needs, and read what an earlier agent left; return the settings that are not in force, and why.
@@ -237,60 +419,6 @@ class DataPlane(ServedState, Protocol):
 
     def take_back(self) -> None:
         """Remove what `open` made, when nothing was there before. For a first start that failed."""
-
-    # --- what it shows ---
-
-    def status(self) -> PlaneStatus:
-        """Return what `lbagent status` shows."""
-
-    def problems(self) -> Sequence[str]:
-        """Return what is wrong and has no line of its own in the status, one sentence each."""
-
-    def checks(self) -> CheckGroup[Any]:
-        """Return the checks of its own parts, and what they read. Their findings are conditions of the agent."""
-
-    def usage(self) -> Mapping[str, Usage]:
-        """Return how full each table is."""
-
-    def largest_namespaces(self, table: str) -> dict[str, int]:
-        """Return which namespaces use most of a table."""
-
-    def backend_states(self) -> Mapping[BackendState, int]:
-        """Return how many backends are in which state."""
-
-    def backend_count(self) -> int:
-        """Return how many backends the frontends in force have."""
-
-    def devices_attached(self) -> dict[str, bool]:
-        """Return whether each device takes traffic, by name."""
-
-    def egress_paths(self) -> EgressOf:
-        """Return a function that returns, as of now, how packets get to a backend."""
-
-    def counters(self, *, backends: bool = True) -> Counters:
-        """Return what was counted; without `backends` nothing of single backends. Raises KernelError."""
-
-    async def count_flows(self) -> FlowCounts:
-        """Count live flows now; where that takes long or fails, return the last counts with their age."""
-
-    def flows(self) -> Iterator[Sequence[Flow]]:
-        """Yield the flows, some at a time: the caller may yield to other tasks in between. Raises KernelError."""
-
-    def frontends_of_sockets(self, family: Family) -> FrontendOf:
-        """Return a function that returns the frontend a socket connected to when it got a backend; None: not known.
-
-        It holds for the moment of this call. Blocks; raises KernelError.
-        """
-
-    async def verify(self) -> Sequence[Difference]:
-        """Return in what the data plane differs from what was written and is wanted. Raises LbError, OSError."""
-
-    async def repair(self) -> Sequence[Difference]:
-        """Return what `verify` returns, and have it written again by the next pass. Raises LbError, OSError."""
-
-    @property
-    def difference_count(self) -> int:
-        """How many differences the last comparison found: that of a command, or the one of every minute."""
 
 
 class AddressEntries(Protocol):
@@ -326,6 +454,25 @@ class AddressResponder(NamedTuple):
 
     answers: AddressEntries  # ARP and NDP requests at the device get this MAC address
     former_leaders: AddressEntries  # segments of unknown connections are forwarded to this MAC address
+
+
+class LeftOver(Protocol):
+    """The data plane of an earlier agent, from which another one takes over."""
+
+    name: str
+
+    @property
+    def problem(self) -> str:
+        """What `status` shows of it."""
+
+    async def open(self, served: DataPlane, require: Callable[[], None]) -> None:
+        """Take its lock; `served` takes over. Nothing changes. Raises Conflict while the earlier agent runs, LbError."""
+
+    async def run(self) -> None:
+        """Let the other one have what is new, and end when nothing of this one is left. Raises LbError."""
+
+    def close(self) -> None:
+        """Close every descriptor; what is in force serves on."""
 
 
 class AnnouncingPlane(DataPlane, Protocol):

@@ -3,19 +3,22 @@
 A module of `SHIPPED` may have these functions; one without them has nothing of that kind:
 
 - `checks()`: its table of checks, and `offline_node(config)`: what they read before the start;
+- `live_flows(config)`: what it has in the kernel, and its live flows by frontend and backend;
 - `remove(config, before)`: removes what an agent left, and returns it, one line each. Where something is there it calls `before`
   first, when no agent can start any more. Raises Conflict while an agent runs;
 - `text_of(config, settings, state, form)`: what it would put in force, in one of its TEXT_FORMS, and
   `not_served(config, settings, state)`: what of Services it cannot do, one sentence each;
 - `compared(config, settings, state, repair=...)`: in what it differs from a State, and what is left of that after a repair;
 - `is_there(config)`: whether `compared` has anything to compare; without it, `compared` raises NotFound where it has not;
+- `recorded(config, name_of, others, redact=...)`: its packets and maps for `lbagent record dump`. Raises NotFound without any;
+- `left_explainer(config, name_of)`: what explains packets without an agent, a context manager;
 - `left_serving(config)`: what serves without an agent, pairs of a word and a text for `lbagent status`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -23,15 +26,19 @@ from msgspec.structs import replace
 
 from lbagent.config import Config
 from lbagent.config.renderer_words import DEFAULT, RendererSettings
-from lbagent.errors import ConfigError, NotFound, Unsupported
+from lbagent.errors import AgentUnreachable, ConfigError, NotFound, Unsupported
 from lbagent.model.check import Check, CheckGroup
 from lbagent.model.family import Family
 from lbagent.model.state import State
 from lbagent.render.renderer_names import NOT_BUILT, SHIPPED, Unavailable, reason_of_plug_in
 from lbagent.render.renderer_types import Difference
+from lbagent.targets.data_plane import LiveFlows, RecordedPackets
+from lbagent.targets.explanation import ExplainRequest, Explanation
 from lbagent.targets.renderers import chosen
 
+Explain = Callable[[ExplainRequest], list[Explanation]]
 Remover = Callable[[Config, Callable[[], None]], list[str]]
+NameOf = Callable[[int, str], str | None]  # id of a frontend (0: unknown), its text -> NAMESPACE/NAME
 
 
 class OfflineDataPlane(NamedTuple):
@@ -77,10 +84,15 @@ def removers() -> list[Remover]:
     return [module.remove for module in _modules_with("remove")]
 
 
-def take_out(config: Config) -> list[str]:
-    """Remove what the data planes of --renderer have in force; return it, one line each. Raises Conflict, KernelError."""
+def take_out(config: Config, but: str = "") -> list[str]:
+    """Remove what the data planes of --renderer have in force, `but` this one; return it, one line each.
+
+    Raises Conflict, KernelError.
+    """
     gone: list[str] = []
     for each in chosen(config):
+        if each.name == but:
+            continue
         module = import_module(SHIPPED[each.name]) if each.is_shipped else None
         if hasattr(module, "remove"):
             gone += module.remove(config, lambda: None)  # type: ignore[union-attr]
@@ -137,8 +149,8 @@ def compared_named(config: Config, state: State, *, repair: bool) -> list[Compar
 def compared_all(config: Config, state: State, *, repair: bool) -> list[Compared]:
     """Compare each data plane that is there with a State, whatever --renderer names.
 
-    Of two that are there each is compared with the family whose frontends it has. Raises NotFound where none is there, and what
-    `compared` raises.
+    Of two that are there each is compared with the family whose frontends it has. Where only an agent repairs one of them the
+    other one is repaired before the error. Raises NotFound where none is there, and what `compared` raises.
     """
     there: dict[str, Compared] = {}
     absent = ""
@@ -153,7 +165,16 @@ def compared_all(config: Config, state: State, *, repair: bool) -> list[Compared
     if len(there) == 1 and not repair:
         return list(there.values())
     words = [f"{name}{_family_word(done.found, state) if len(there) > 1 else ''}" for name, done in there.items()]
-    return [compared(replace(config, renderer=(word,)), state, repair=repair) for word in words]
+    done: list[Compared] = []
+    failures: list[AgentUnreachable] = []
+    for word in words:
+        try:
+            done.append(compared(replace(config, renderer=(word,)), state, repair=repair))
+        except AgentUnreachable as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return done
 
 
 def _family_word(found: Sequence[Difference], state: State) -> str:
@@ -177,6 +198,28 @@ def _only(config: Config, function: str, advice: str) -> tuple[Any, RendererSett
 def left_serving(config: Config) -> list[tuple[str, str]]:
     """Return what data planes serve without an agent."""
     return [fact for module in _modules_with("left_serving") for fact in module.left_serving(config)]
+
+
+def recorded(config: Config, name_of: NameOf, others: Collection[bytes], *, redact: bool) -> RecordedPackets:
+    """Return packets and maps for a record. Raises NotFound where no data plane left any, KernelError.
+
+    `name_of` returns the Service of an id and a frontend; `others`: addresses that are no client's, as far as they are known.
+    """
+    (module,) = _modules_with("recorded")
+    found: RecordedPackets = module.recorded(config, name_of, others, redact=redact)
+    return found
+
+
+def left_explainer(config: Config, name_of: NameOf) -> AbstractContextManager[Explain]:
+    """Return what explains packets over what an agent that is gone has left. Raises AgentUnreachable without any, LbError."""
+    (module,) = _modules_with("left_explainer")
+    found: AbstractContextManager[Explain] = module.left_explainer(config, name_of)
+    return found
+
+
+def live_flows(config: Config, names: Collection[str]) -> list[LiveFlows]:
+    """Return what these data planes have in the kernel, and their live flows. Raises LbError."""
+    return [module.live_flows(config) for module in _modules_with("live_flows") if module.NAME in names]
 
 
 def _modules_with(function: str) -> Iterator[Any]:

@@ -17,7 +17,8 @@ from lbagent.model.backend import Backend, BackendState
 from lbagent.model.check import CheckGroup
 from lbagent.model.cooperative import run_cooperatively
 from lbagent.model.family import Family
-from lbagent.model.ids import SERVICE_ID_LIMIT, IdAllocator, IdAssigner
+from lbagent.model.handshakes import Handshakes
+from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdAssigner
 from lbagent.model.state import State, next_generation
 from lbagent.net.snapshot import EMPTY, NodeNetwork
 from lbagent.render.renderer_types import Difference
@@ -60,10 +61,18 @@ class PlainPlane:
         self._failures = Failures()  # frontends that found no id
         self._ids = IdAssigner(IdAllocator(limit=SERVICE_ID_LIMIT), IdAllocator())
 
+    def number_above(self) -> None:
+        """Give ids above those of BPF, before the first State: another data plane of the agent has these."""
+        services = IdAllocator[L3n4Addr](SERVICE_ID_LIMIT, 2 * SERVICE_ID_LIMIT)
+        self._ids = IdAssigner(services, IdAllocator(BACKEND_ID_LIMIT, 2 * BACKEND_ID_LIMIT))
+
     async def write(self, desired: Desired) -> None:
         """Put a State, which has ids, in force. Raises LbError, OSError: it is called again."""
 
     # --- life ---
+
+    def replace_proxy(self) -> None:
+        """One transaction, or none, puts everything in force."""
 
     async def open(self, require: Callable[[], None]) -> Mapping[str, str]:
         """Create nothing."""
@@ -130,6 +139,10 @@ class PlainPlane:
         """Hold nothing from before."""
         return ()
 
+    def restored_inside_rows(self) -> Collection[L3n4Addr]:
+        """Hold nothing from before."""
+        return ()
+
     async def reconcile(self, desired: Desired) -> None:
         """Give ids, and write the State."""
         began = time.monotonic()
@@ -190,6 +203,11 @@ class PlainPlane:
 
     def devices_attached(self) -> dict[str, bool]:
         """Nothing is attached."""
+        return {}
+
+    def handshakes(self, backends: Sequence[int]) -> Mapping[int, Handshakes]:
+        """No handshake is timed."""
+        del backends
         return {}
 
     def egress_paths(self) -> EgressOf:

@@ -25,9 +25,10 @@ from lbagent.config.renderer_words import (
 from lbagent.errors import ConfigError, Conflict
 from lbagent.model.family import Family
 from lbagent.render.renderer_names import NOT_BUILT, SHIPPED, Unavailable, factory_of, names, plug_in
-from lbagent.targets.data_plane import DataPlane
+from lbagent.targets.data_plane import DataPlane, LeftOver
 
 log = logging.getLogger(__name__)
+EGRESS = "nftables"  # does --egress-snat
 TRANSLATING = ("bpf", "nftables")  # the first of them that is named serves; else the first renderer does
 _WITHOUT_SETTINGS = frozenset({"bpf", "none"})
 
@@ -52,7 +53,14 @@ def chosen(config: Config) -> Sequence[ChosenRenderer]:
 
     Whether one of the others can be used turns out when it is opened.
     """
-    found = [_chosen(word) for word in renderer_words(config.renderer)]
+    words = config.renderer
+    if config.egress_snat == "on" and words in (DEFAULT, (AUTO,)):
+        words = (EGRESS,)
+    found = [_chosen(word) for word in renderer_words(words)]
+    if config.egress_snat == "on" and EGRESS not in [each.name for each in found]:
+        raise ConfigError(
+            f"--egress-snat needs --renderer {EGRESS}: {', '.join(each.name for each in found)} cannot do it"
+        )
     given = [each.name for each in found]
     if twice := next((name for name in given if given.count(name) > 1), ""):
         raise ConfigError(f"--renderer: {twice} is given twice")
@@ -122,7 +130,18 @@ def data_planes(config: Config) -> list[DataPlane]:
         if each.instead_of_bpf:
             log.warning("nftables is used instead of bpf", extra={"reason": each.instead_of_bpf})
         planes.append(makers.plane(each, is_serving=not index))
+    if divided := translating(planes)[1:]:
+        from lbagent.targets.plain_plane import PlainPlane
+
+        for plane in divided:
+            if isinstance(plane, PlainPlane):
+                plane.number_above()
     return planes
+
+
+def translating(planes: Sequence[DataPlane]) -> Sequence[DataPlane]:
+    """Return the serving data plane, which is the first, and those that translate packets of another family."""
+    return [plane for plane in planes if plane is planes[0] or plane.name in TRANSLATING]
 
 
 def _comparing(config: Config) -> DataPlane:
@@ -145,6 +164,46 @@ def require_alone(config: Config, names: Collection[str]) -> None:
                 " translate each packet; nothing was changed; stop its agent and run `lbagent cleanup`, or name --renderer"
                 f" {name}"
             )
+
+
+def left_over(config: Config, names: Collection[str]) -> LeftOver | None:
+    """Return the other data plane that translates packets, of which the one of --renderer takes over; None: there is none.
+
+    Raises Conflict where the one does not serve both families, or the other one cannot be used by this process.
+    """
+    named = [name for name in names if name in TRANSLATING]
+    for name in TRANSLATING if len(named) == 1 else ():
+        module = import_module(SHIPPED[name]) if name not in named and SHIPPED[name] else None
+        if module is None or not hasattr(module, "left_over") or not module.translates(config):
+            continue
+        if module.unavailable() or any(each.family for each in chosen(config)):
+            break
+        made: LeftOver = module.left_over(config)
+        return made
+    require_alone(config, names)
+    return None
+
+
+def kept_by_flows(config: Config) -> str:
+    """Return which data plane of --renderer serves the flows that it has while another proxy has the new ones; '' none.
+
+    nftables does not: the kernel translates its connections on. Nor does one of a single family.
+    """
+    found = [each.name for each in chosen(config) if each.family is None and _leaves_to_proxy(each.name)]
+    return found[0] if found else ""
+
+
+def left_to_proxy(config: Config) -> LeftOver | None:
+    """Return what keeps these flows going; None: no packet meets them. Blocks."""
+    name = kept_by_flows(config)
+    if not name or not import_module(SHIPPED[name]).translates(config):
+        return None
+    made: LeftOver = import_module(SHIPPED[name]).left_to_proxy(config)
+    return made
+
+
+def _leaves_to_proxy(name: str) -> bool:
+    return bool(SHIPPED.get(name)) and hasattr(import_module(SHIPPED[name]), "left_to_proxy")
 
 
 class _Makers:

@@ -45,3 +45,7 @@ class SnapshotTarget(ABC):
     def restored_backends(self) -> Collection[L3n4Addr]:
         """Hold nothing from before."""
         return ()
+
+    def restored_inside_rows(self) -> Collection[L3n4Addr]:
+        """Hold nothing from before."""
+        return ()

@@ -27,8 +27,8 @@ class MortalMaps(FaultyMaps):
             os.kill(os.getpid(), signal.SIGKILL)
 
     @classmethod
-    def open(cls, *args: object) -> MortalMaps:
-        return cls(KernelMaps.open(*args))  # type: ignore[arg-type]
+    def open(cls, *args: object, **options: object) -> MortalMaps:
+        return cls(KernelMaps.open(*args, **options))  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

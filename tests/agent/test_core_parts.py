@@ -34,7 +34,7 @@ def plane(name: str, *, is_ready: bool) -> SimpleNamespace:
 def test_ready_means_that_all_that_translate_are(planes: dict[str, bool], is_ready: bool) -> None:
     made = [plane(name, is_ready=value) for name, value in planes.items()]
     unused = cast("Any", None)
-    core = CoreParts(unused, unused, (), (), unused, cast("Any", made), unused)
+    core = CoreParts(unused, unused, (), (), unused, cast("Any", made), made[0], unused, unused, unused)
     status = AgentStatus("n1", core.plane, core.translating, unused, (), unused, unused, tuple)
     assert not status.ready  # it has not started
     status.started = True

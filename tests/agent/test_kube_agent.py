@@ -126,7 +126,7 @@ def test_it_is_not_ready_before_it_was_told_anything(cluster: Cluster) -> None:
     assert [cluster.ask_node(10256, path)[0] for path in ("/readyz", "/livez")] == [503, 200]
     cluster.start()
     agent.wait_ready()
-    assert cluster.ask_node(10256, "/readyz")[0] == 200
+    wait_for(lambda: cluster.ask_node(10256, "/readyz")[0] == 200, "the self-test", 30)
     cluster.until("ADDR=10.96.0.10:80/TCP")
 
 
@@ -213,3 +213,71 @@ def test_kube_proxys_ports(cluster: Cluster) -> None:
     wait_for(lambda: ask(31000, "/", "10.7.0.1")[0] == 503, "no endpoint that is ready", 20)
     cluster.stop()
     assert ask(10256, "/healthz")[0] == 200, "an API server that is away does not concern the node"
+
+
+def test_a_watch_that_stops_silently_is_found(cluster: Cluster) -> None:
+    """The server sends bookmarks and no event: nothing shows that the agent serves a stale backend, until it lists again."""
+    cluster.start()
+    agent = cluster.agent
+    agent.arguments += ["--verify-every", "0"]
+    agent.start()
+    cluster.until("ADDR=10.96.0.10:80/TCP")
+    done = agent.cli("verify", "--api", "-o", "json")
+    assert json.loads(done.stdout) == []
+
+    Path(f"{cluster.objects}.deaf").write_text("EndpointSlice")
+    cluster.set(service("web", "10.96.0.10"), endpoints("web", "10.7.0.3"), service("seen", "10.96.0.12"))
+    cluster.until("ADDR=10.96.0.12:80/TCP")  # the watch of Services lives
+    assert agent.cli("verify").stdout == ""  # the maps are what the agent wrote
+    done = agent.cli("verify", "--api", "-o", "json", check=False)
+    assert done.returncode == 1
+    rows = json.loads(done.stdout)
+    assert {(row["renderer"], row["service"], row["frontend"], row["kind"], row["detail"]) for row in rows} == {
+        ("bpf", "box/web", "10.96.0.10:80/TCP", "missing", "backend 10.7.0.3:8080/TCP"),
+        ("bpf", "box/web", "10.96.0.10:80/TCP", "stale", "backend 10.7.0.2:8080/TCP"),
+    }
+    assert not any(row["repaired"] for row in rows)
+    assert "10.7.0.2:8080" in "\n".join(agent.dump())  # nothing was repaired
+
+    done = agent.cli("verify", "--api", "--repair")
+    assert done.stdout.count("(repaired)") == 2
+    assert "10.7.0.3:8080" in "\n".join(agent.dump())
+    assert "10.7.0.2:8080" not in "\n".join(agent.dump())
+
+    cluster.stop()
+    done = agent.cli("verify", "--api", check=False)
+    assert done.returncode == 6
+    assert done.stderr.startswith("error: the API server does not list its objects")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_agent_finds_and_repairs_it_by_itself(cluster: Cluster) -> None:
+    cluster.start()
+    agent = cluster.agent
+    agent.arguments += ["--verify-every", "1"]
+    agent.start()
+    cluster.until("ADDR=10.96.0.10:80/TCP")
+    Path(f"{cluster.objects}.deaf").write_text("EndpointSlice")
+    cluster.set(service("web", "10.96.0.10"), endpoints("web", "10.7.0.3"))
+    wait_for(lambda: "10.7.0.3:8080" in "\n".join(agent.dump()), "the backend that was missed", 30)
+    wait_for(lambda: "objects-missed" in agent.cli("status", "-o", "json", check=False).stdout, "a condition", 10)
+    assert "objects were missed and are listed again" in agent.tail(60)
+
+
+def test_nftables_is_compared_with_a_second_list(cluster: Cluster) -> None:
+    cluster.start()
+    agent = cluster.agent
+    agent.arguments += ["--verify-every", "0", "--renderer", "nftables"]
+    agent.start()
+    assert json.loads(agent.cli("verify", "--api", "-o", "json").stdout) == []
+    Path(f"{cluster.objects}.deaf").write_text("EndpointSlice")
+    cluster.set(service("web", "10.96.0.10"), endpoints("web", "10.7.0.2", "10.7.0.3"))
+    done = agent.cli("verify", "--api", check=False)
+    assert (done.returncode, done.stdout) == (
+        1,
+        "nftables: box/web 10.96.0.10:80/TCP: missing: backend 10.7.0.3:8080/TCP\n",
+    )
+    assert 'lbagent_verify_differences{renderer="nftables"} 1\n' in agent.cli("metrics").stdout
+    assert agent.cli("verify", "--api", "--repair").returncode == 0
+    assert "10.7.0.3" in agent.cli("backend", "list").stdout
+    assert 'lbagent_verify_differences{renderer="nftables"} 0\n' in agent.cli("metrics").stdout

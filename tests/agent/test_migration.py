@@ -97,6 +97,23 @@ def test_a_start_that_fails_only_compares_again(tmp_path: Path) -> None:
     assert (status.serves, status.error) == (False, "no room")
 
 
+def test_flows_that_are_left_last_over_a_start_that_fails(tmp_path: Path) -> None:
+    config = shadow(tmp_path)
+    MigrationRecord(config.state_dir).write(["bpf"], is_left=True)
+    migration, _ = running(config)
+    assert (migration.status().serves, migration.status().is_left) == (False, True)
+    request(migration, True, "none")
+    assert migrated(config).renderer == ("none",)
+    migration.begin(migrated(config))
+    assert not migration.status().is_left
+    migration.failed(LbError("no room"))
+    migration.begin(migration.load())
+    assert (migration.status().serves, migration.status().is_left) == (False, True)
+    migration.forget_left()
+    assert not migration.status().is_left
+    assert migrated(config) == config
+
+
 def test_a_file_that_cannot_be_read_counts_as_absent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = shadow(tmp_path)
     MigrationRecord(config.state_dir).write(["none"])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lbagent.announce.l2.duplicate_probes import DuplicateProbes
 from lbagent.announce.l2.vip_machine import Act, LeaseStatus, Order, VipMachine, VipSettings, is_overdue
 from lbagent.announce.leader.node_lives import NodeLives
-from lbagent.announce.leader.rendezvous import preferred_node
+from lbagent.model.rendezvous import preferred_node
 
 ADDRESS = b"\n\0\0\1"
 STEP_S, DURATION_S, RENEW_S, GRACE_S = 0.05, 2.0, 1.0, 6.0
@@ -183,6 +183,21 @@ EVENTS = st.lists(
     ),
     max_size=12,
 )
+
+
+def test_a_node_whose_agent_dies_while_it_is_cut_off_is_back() -> None:
+    """Long after the takeover: its program answers, and no agent can stop it. The one with an agent gives way until it has ended."""
+    for cut_off_s in (4.0, 8.0, 30.0, 200.0):
+        for dead_s in (0.05, 1.0, 4.0, 5.9):
+            world, leader = led()
+            world.happen("cable", leader)
+            world.run(cut_off_s)
+            world.happen("kill", leader)
+            world.run(dead_s)
+            world.happen("cable", leader)
+            world.run(25)
+            assert world.worst_s <= MOST_TOGETHER_S + STEP_S / 2, (cut_off_s, dead_s)
+            assert len(world.answering()) == 1
 
 
 @pytest.mark.long

@@ -15,24 +15,38 @@ from msgspec.structs import replace
 from lbagent.announce.bgp.speaker import BgpPeerRow
 from lbagent.api.agent_status import MapUsage, SourceStatus, Status
 from lbagent.api.backend_requests import BackendRequests
-from lbagent.api.capabilities import bgp, data_planes, metrics, node_backends, services, status, sync
+from lbagent.api.capabilities import (
+    bgp,
+    data_planes,
+    generations,
+    metrics,
+    node_backends,
+    services,
+    status,
+    summary,
+    sync,
+)
 from lbagent.api.capabilities.sync import SyncParts
 from lbagent.api.capability import Bound, bind
 from lbagent.api.drains import DrainRow, Drains
 from lbagent.api.listed_services import ServedServices
 from lbagent.api.named_backends import services_left_empty
+from lbagent.api.node_summary import NodeSummary
 from lbagent.api.operator_states import SetBy
 from lbagent.api.server import ApiServer
+from lbagent.apilb.native.server_check import ServerCheck
 from lbagent.errors import LastBackend, LbError, NotFound
 from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import run_whole
 from lbagent.model.flags import ServiceFlags
+from lbagent.model.handshakes import Handshakes
 from lbagent.model.service import SVC, Algorithm, ServiceName, SVCTrafficPolicy, SVCType
 from lbagent.model.state import State
 from lbagent.render.renderer_types import Difference
 from lbagent.sources.operator import KeptDrain
-from lbagent.targets.data_plane import EgressOf, EgressPath, FlowCounts
+from lbagent.sync.generation_history import PastGeneration
+from lbagent.targets.data_plane import Counters, EgressOf, EgressPath, FlowCounts
 
 
 def example_state() -> State:
@@ -102,18 +116,24 @@ class Agent:
         self.flows: Mapping[int, int] | None = {1: 5}
         self.flows_age_s = 0.0
         self.set_by: dict[L3n4Addr, SetBy] = {}
+        self.timed: dict[int, Handshakes] = {}  # by backend id
         self.ways: dict[int, EgressPath] = {}  # by backend id
         self.clusterips_are_reached = False
         self.pieces: Iterable[str] = ["lbagent_ready 1\n", "lbagent_generation 3\n"]
         self.problems: list[str] = []
         self.name = "bpf"  # of the data plane
         self.differences: list[Difference] = []
+        self.history: list[PastGeneration] = []
+        self.flows_ended: list[str] = []
+        self.counters = Counters(backends={1: (7, 700)})
+        self.folder_source = False  # its one source is a folder
         self.repairs = True  # `repair` repairs
         self.comparison_error = ""
         self.said_pods: list[str] = []
         self.pods: dict[str, list[L3n4Addr]] = {
             "shop/web-0": [L3n4Addr.parse("10.0.0.9:8080/TCP"), L3n4Addr.parse("10.0.0.10:8080/TCP")]
         }
+        self.checks: dict[str, list[ServerCheck]] = {}  # of native pools, by address
         self.bpffs = ""
         self.peers: list[BgpPeerRow] = []
         self.changed = asyncio.Event()
@@ -125,8 +145,15 @@ class Agent:
         self.first_pass = asyncio.Event()
         self.first_pass.set()
 
+    def settable(self) -> Mapping[L3n4Addr, Backend]:
+        return self.current.backends
+
     @property
     def current_state(self) -> State:
+        return self.current
+
+    @property
+    def state(self) -> State:
         return self.current
 
     @property
@@ -146,7 +173,9 @@ class Agent:
             backends=4,
             bpffs=self.bpffs,
             sweeps=self.swept,
-            sources=[SourceStatus("folder /etc/lb", True, 7, 1, ["a.yaml:3: spec: bad"])],
+            sources=[
+                SourceStatus("folder" if self.folder_source else "folder /etc/lb", True, 7, 1, ["a.yaml:3: spec: bad"])
+            ],
             maps=[MapUsage("lb4_service", 3, 100)],
             drains=list(self.drains()),
             problems=self.problems,
@@ -169,6 +198,12 @@ class Agent:
         if pod not in self.pods:
             raise NotFound(f"no service has a backend of the Pod {pod}; nothing was changed")
         return self.pods[pod]
+
+    async def pods_of(self, addresses: Collection[L3n4Addr]) -> Mapping[L3n4Addr, str]:
+        return {each: pod for pod, backends in self.pods.items() for each in backends if each in addresses}
+
+    def checks_of(self, address: L3n4Addr) -> list[ServerCheck]:
+        return self.checks.get(address.with_protocol(), [])
 
     async def set_state(
         self,
@@ -201,6 +236,9 @@ class Agent:
         )
         self.advance(services)
         self.kept_drains.drains |= {drain.address: drain for drain in drains}
+
+    async def end_flows(self, addresses: Sequence[L3n4Addr]) -> None:
+        self.flows_ended += [address.with_protocol() for address in addresses]
 
     def drains(self) -> Sequence[DrainRow]:
         return self.drain_follower.rows()
@@ -239,18 +277,27 @@ class Agent:
             self.differences = []
         return found
 
+    def newest(self, count: int) -> list[PastGeneration]:
+        """Return the history, as GenerationHistory does."""
+        return self.history[: count or None]
+
     def capabilities(self) -> list[Bound]:
         """Bind the rows to this agent."""
         view = cast("Any", _View(self))
         return [
             bind(status.CAPABILITY, view),
             bind(sync.CAPABILITY, SyncParts(view, view, ())),
-            bind(data_planes.CAPABILITY, cast("Any", [SimpleNamespace(target=view)])),
+            bind(generations.CAPABILITY, cast("Any", SimpleNamespace(newest=self.newest))),
+            bind(data_planes.CAPABILITY, cast("Any", [SimpleNamespace(target=view, object_differences=0)])),
             bind(bgp.CAPABILITY, view),
             bind(services.CAPABILITY, ServedServices(view, lambda: self.clusterips_are_reached)),
-            bind(node_backends.CAPABILITY, BackendRequests(view, view, self.drain_follower)),
+            bind(node_backends.CAPABILITY, BackendRequests(view, view, self.drain_follower, native=view)),
+            bind(summary.CAPABILITY, NodeSummary(self.status, self._reading, self.newest)),
             bind(metrics.CAPABILITY, view),
         ]
+
+    def _reading(self) -> Any:
+        return SimpleNamespace(state=self.state, counters=self.counters)
 
 
 class _Drains(Drains):
@@ -274,6 +321,15 @@ class _View:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._agent, name)
 
+    def counters(self, *, backends: bool = True) -> Counters:
+        """Those that a test gave."""
+        counted = self._agent.counters
+        return counted if backends else replace(counted, backends={})
+
+    def handshakes(self, backends: Sequence[int]) -> dict[int, Handshakes]:
+        """Those that a test gave."""
+        return {ident: each for ident, each in self.timed.items() if ident in backends}
+
     def egress_paths(self) -> EgressOf:
         return self._agent.backend_egress()
 
@@ -289,13 +345,17 @@ class _View:
 
 @contextlib.contextmanager
 def served(
-    agent: Agent, path: Path | str, metrics_address: str = "", server: type[ApiServer] = ApiServer
+    agent: Agent,
+    path: Path | str,
+    metrics_address: str = "",
+    server: type[ApiServer] = ApiServer,
+    ui_hosts: Sequence[str] | None = None,
 ) -> Iterator[ApiServer]:
     """Serve until the end of the block; the loop runs in a thread, so that blocking clients can be used."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    running = server(agent.capabilities(), lambda: {"node-name": "n1"}, str(path), metrics_address)
+    running = server(agent.capabilities(), lambda: {"node-name": "n1"}, str(path), metrics_address, ui_hosts)
     try:
         asyncio.run_coroutine_threadsafe(running.start(), loop).result(10)
         yield running

@@ -26,7 +26,7 @@ async def test_each_target_has_its_own_readiness_and_error() -> None:
     async with running(loop):
         await asyncio.sleep(0.01)
         assert not target_status(first).ready
-        assert list(problems_of_targets(loop.runners, bpf)) == []
+        assert list(problems_of_targets(loop.runners, [bpf])) == []
         source.first_list(service(1), endpoints(1, 1, 2))
         await loop.settled()
         good, bad = target_status(first), target_status(second)
@@ -40,7 +40,8 @@ async def test_each_target_has_its_own_readiness_and_error() -> None:
         )
         assert (bad.name, bad.ready, bad.in_sync, bad.generation) == ("nft", False, False, 0)
         assert "No space left" in bad.error
-        assert [text.split(":")[0] for text in problems_of_targets(loop.runners, bpf)] == ["target nft"]
+        for serving in ([bpf], [bpf, other]):
+            assert [text.split(":")[0] for text in problems_of_targets(loop.runners, serving)] == ["target nft"]
 
 
 async def test_frontends_that_fail_are_counted() -> None:

@@ -101,6 +101,16 @@ async def test_flows_at_the_start_now_and_at_the_end(node: Node, clock: Clock) -
     assert node.drains.flows_left(10) == {}
 
 
+async def test_flows_at_the_start_where_the_first_count_is_older(node: Node) -> None:
+    """A count is shared for a second: flows of that second are in the next one."""
+    node.live = {1: 0}
+    await node.drain(ONE)
+    for flows in (6, 5):
+        node.live = {1: flows}
+        await node.drains.check()
+        assert (node.row().flows, node.row().flows_at_start) == (flows, 6)
+
+
 async def test_flows_are_counted_by_a_sweep_of_its_own(node: Node) -> None:
     """The sweep that was running began before the drain."""
     await node.drain(ONE)

@@ -12,10 +12,12 @@ from lbagent.announce.bgp.speaker import BgpPeerRow
 from lbagent.announce.vip_rows import VipRow
 from lbagent.api.capabilities import every_capability
 from lbagent.api.capabilities.bgp import PEERS
+from lbagent.api.capabilities.generations import GENERATIONS
 from lbagent.api.capabilities.node_backends import BACKENDS
 from lbagent.api.capabilities.services import MEMBERS, SERVICES
 from lbagent.api.capabilities.vips import VIPS
 from lbagent.api.capability import BOOLEAN, NUMBER, OBJECT, ROWS, TEXT, TEXTS, ListedFields
+from lbagent.api.checked_backends import CheckRow
 from lbagent.api.drains import DrainRow
 from lbagent.api.listed_backends import listed_backends
 from lbagent.api.listed_services import listed_services
@@ -23,13 +25,16 @@ from lbagent.api.operator_states import SetBy
 from lbagent.api.used_backends import backends_used
 from lbagent.cli.output import columns_of
 from lbagent.model.address import L3n4Addr
-from lbagent.model.backend import BackendState
+from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import run_whole
+from lbagent.model.handshakes import Handshakes
 from lbagent.model.service import RESTORED
+from lbagent.sync.generation_history import PastGeneration
 from lbagent.targets.data_plane import EgressPath, FlowCounts
 from tests.api.serving import example_state
+from tests.sync.generations import generation
 
-LISTS = (SERVICES, MEMBERS, BACKENDS, VIPS, PEERS)
+LISTS = (SERVICES, MEMBERS, BACKENDS, VIPS, PEERS, GENERATIONS)
 DNS = L3n4Addr.parse("10.0.0.53:53/UDP")
 IS_OF_KIND: dict[str, Callable[[Any], bool]] = {
     NUMBER: lambda value: isinstance(value, int | float) and not isinstance(value, bool),
@@ -49,7 +54,14 @@ def items(listed: ListedFields[Any]) -> list[Any]:
         return list(listed_services(state)) + [
             msgspec.structs.replace(
                 each,
-                svc=msgspec.structs.replace(each.svc, check_source_range=True, source_ranges=ranges, name=RESTORED),
+                svc=msgspec.structs.replace(
+                    each.svc,
+                    check_source_range=True,
+                    source_ranges=ranges,
+                    name=RESTORED,
+                    stale_flows_s=30,
+                    slotless=(Backend(9, DNS, BackendState.TERMINATING, gone=True),),
+                ),
             )
             for each in listed_services(state)
         ]
@@ -66,11 +78,22 @@ def items(listed: ListedFields[Any]) -> list[Any]:
         )
         set_by = {DNS: SetBy(BackendState.MAINTENANCE, "operator", 1.5)}
         used = run_whole(backends_used(state))
+        used = [(msgspec.structs.replace(used[0][0], gone=True), used[0][1]), *used[1:]]
         return list(
-            listed_backends(used, FlowCounts({1: 5}, 2.0), set_by, lambda _: EgressPath("tc", "eth0", "old"), [drain])
+            listed_backends(
+                used,
+                FlowCounts({1: 5}, 2.0),
+                set_by,
+                lambda _: EgressPath("tc", "eth0", "old"),
+                [drain],
+                {1: Handshakes(refused=1)},
+                {DNS: CheckRow("udp", "down", 1.5, "port unreachable")},
+            )
         )
     if listed is VIPS:
         return [VipRow("10.0.0.1", "p", "l2", "announced", "n1", ["shop/web"], "")]
+    if listed is GENERATIONS:
+        return [generation(7, "Service shop/web")]
     return [BgpPeerRow("192.0.2.1", 64513, "active", "off", 0, "it refuses connections")]
 
 
@@ -115,8 +138,8 @@ def test_these_are_all_lists() -> None:
     assert of_routes | {MEMBERS.record} == {listed.record for listed in LISTS}
 
 
-def test_records_of_the_announcer_are_shown_whole() -> None:
-    for listed, record in ((VIPS, VipRow), (PEERS, BgpPeerRow)):
+def test_records_are_shown_whole() -> None:
+    for listed, record in ((VIPS, VipRow), (PEERS, BgpPeerRow), (GENERATIONS, PastGeneration)):
         assert tuple(field.key for field in listed.fields) == record.__struct_fields__
 
 
@@ -128,7 +151,7 @@ def test_a_new_word_is_the_last_column() -> None:
 
 
 def test_columns_that_some_rows_need() -> None:
-    """WAY, DRAIN, SET-BY and SINCE are shown where a row has something to say, and `always` to one that watches."""
+    """WAY, DRAIN, GONE, SET-BY and SINCE are shown where a row has something to say, and `always` to one that watches."""
 
     def narrow(*given: dict[str, Any], always: bool = False) -> list[str]:
         columns = columns_of(BACKENDS, given, always=always)
@@ -137,4 +160,4 @@ def test_columns_that_some_rows_need() -> None:
     assert narrow({"way": "xdp"}) == []
     assert narrow({"way": "tc", "way_reason": "old"}) == ["WAY"]
     assert narrow({"drain": {"state": "draining"}}, {"set_by": "operator"}) == ["DRAIN", "SET-BY", "SINCE"]
-    assert narrow(always=True) == ["WAY", "DRAIN", "SET-BY", "SINCE"]
+    assert narrow(always=True) == ["WAY", "DRAIN", "GONE", "SET-BY", "SINCE"]

@@ -18,6 +18,7 @@ import lbagent
 from lbagent.announce.vip_rows import VipRow
 from lbagent.api.capabilities import (
     CAPABILITIES,
+    backend_checks,
     bgp,
     capability,
     data_planes,
@@ -25,7 +26,9 @@ from lbagent.api.capabilities import (
     kube_proxy,
     native_pools,
     node_backends,
+    nodes,
     other_proxy,
+    second_list,
     services,
     status,
     sync,
@@ -35,20 +38,27 @@ from lbagent.api.capabilities import (
 from lbagent.api.capabilities.kube_proxy import ProxyProgress
 from lbagent.api.capabilities.sync import SyncParts
 from lbagent.api.capability import Bound, bind
+from lbagent.api.checked_backends import CheckedBackends
 from lbagent.api.client import AgentClient
 from lbagent.api.metrics_text import MetricsText, every_metric
+from lbagent.api.object_differences import VerifiedPlanes
 from lbagent.apilb.native.pool_rows import ApilbSample, ServerSample
 from lbagent.maps.reasons import Reason, label
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.family import Family
+from lbagent.model.handshakes import Handshakes
 from lbagent.model.histogram import Histogram
 from lbagent.model.message import Message
 from lbagent.model.service import SVC, ServiceName, SVCTrafficPolicy, SVCType
 from lbagent.model.state import State
 from lbagent.objects.records import ObjectChange
+from lbagent.probes.backend_check import BackendCheck, CheckedService
+from lbagent.probes.checker import Health
+from lbagent.probes.probe_spec import ProbeSpec
+from lbagent.sources.backend_health import BackendHealth
 from lbagent.sync.sync_record import SyncRecord
-from lbagent.targets.data_plane import Counters, Counts
+from lbagent.targets.data_plane import Counters, Counts, SelfTestResult
 from tests.api.serving import Agent, served
 
 TEXT = Path(__file__).with_name("exposition.txt")
@@ -126,17 +136,22 @@ def bound(
     rows = [bind(status.CAPABILITY, agent), bind(sync.CAPABILITY, SyncParts(plane, loop, cast("Any", sources)))]
     runners: list[Any] = [
         SimpleNamespace(
-            target=SimpleNamespace(name=name, ready=is_ready, difference_count=differences),
+            target=SimpleNamespace(
+                name=name, ready=is_ready, difference_count=differences, self_test=SelfTestResult("", 1)
+            ),
             failure=failure,
             failures=failures,
             applied_s=0.5,
+            object_differences=found_again,
         )
-        for name, is_ready, failure, failures, differences in (
-            ("bpf", IS_SET, None, 0, 2),
-            ("mine", IS_SET, "it failed", 3, 0),
+        for name, is_ready, failure, failures, differences, found_again in (
+            ("bpf", IS_SET, None, 0, 2, 3),
+            ("mine", IS_SET, "it failed", 3, 0, 0),
         )
     ]
     rows.append(bind(data_planes.CAPABILITY, runners))
+    verification: Any = SimpleNamespace(success_shown=1234.5)
+    rows.append(bind(second_list.CAPABILITY, VerifiedPlanes(verification, runners)))
     if progress is not None:
         rows.append(bind(kube_proxy.CAPABILITY, progress._replace(services=lambda: state.services)))
     rows.append(bind(traffic.CAPABILITY, plane))
@@ -174,9 +189,13 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> list[Bound]:
             services={7: (10, 1000)},
             backends={1: (6, 600), 2: (4, 400)},
             live_flows={1: 3},
+            handshakes={1: Handshakes((2, *[0] * 14, 1, 1), sum_us=5_000_000, refused=3, lost=2, again=1)},
+            new_flows={7: 12},
+            snat_use=0.25,
             snat_ports=9,
             snat_addresses={Family.IPV4: 2},
             snat_reclaimed=4,
+            events=(11, 12),
             sessions={"tcp": 3},
             sessions_deleted={"tcp": 5, "udp": 6},
             session_delete_errors=1,
@@ -196,15 +215,37 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> list[Bound]:
     pools = ApilbSample((ServerSample("p", "lb", "a:1", True, 1, {"ok": 2, "timeout": 1}),), Histogram((0.1,)), 5)
     speaker: Any = SimpleNamespace(sessions_up={"192.0.2.1": True})
     announcer: Any = SimpleNamespace(takeovers=2)
+    liveness: Any = SimpleNamespace(
+        observed=frozenset({"n2", "n3"}), dead=frozenset({"n3", "n4"}), missed=lambda: frozenset({"n3"}), is_panic=False
+    )
     native: Any = SimpleNamespace(sample=lambda: pools)
     compared: Any = SimpleNamespace(totals=Counter(same=7, differs=1))
     on = [
         bind(other_proxy.CAPABILITY, compared),
         bind(bgp.CAPABILITY, speaker),
         bind(vips.CAPABILITY, announcer),
+        bind(nodes.CAPABILITY, liveness),
         bind(native_pools.CAPABILITY, native),
     ]
-    return [*rows[:5], *on, *rows[5:]]
+    results = [
+        BackendHealth("a/b", L3n4Addr.parse("10.0.0.1:80/TCP"), "tcp", Health(False, 1.5, "connection refused", True))
+    ]
+    checks = CheckedBackends(
+        lambda: results, lambda: {"a/b": _CHECKED}, lambda: {"a/b"}, lambda: [(("a/b", "10.0.0.1:80/TCP"), 2)]
+    )
+    return [*rows[:6], *on, *rows[6:], bind(backend_checks.CAPABILITY, checks)]
+
+
+_CHECKED = CheckedService(BackendCheck(ProbeSpec()), ((L3n4Addr.parse("10.0.0.1:80/TCP"), None),))
+
+
+def test_with_many_backends_the_metrics_have_no_single_checks() -> None:
+    many = replace(_CHECKED, backends=_CHECKED.backends * 5001)
+    result = BackendHealth("a/b", _CHECKED.backends[0][0], "tcp", Health(True, 1.5, "connected"))
+    checks = CheckedBackends(lambda: [result], lambda: {"a/b": many}, tuple)
+    text = _text([bind(backend_checks.CAPABILITY, checks)])
+    assert 'lbagent_health_panic{service="a/b"} 0' in text
+    assert "lbagent_backend_check_up{" not in text
 
 
 def test_the_whole_text(whole: list[Bound], tmp_path: Path) -> None:

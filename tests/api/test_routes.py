@@ -21,6 +21,7 @@ from lbagent.api.shadow_reset import ShadowReset
 from lbagent.api.sync_answers import Generation
 from lbagent.errors import NotFound
 from lbagent.http.http_server import Request
+from lbagent.targets.explanation import ExplainRequest
 from tests.api.serving import Agent, served
 
 ROUTES = [route for each in every_capability() for route in each.routes]
@@ -51,7 +52,9 @@ def test_records_and_handlers(route: Route[Any]) -> None:
     """Records are there; an answer takes the part, and the query or the body."""
     if route.body:
         assert route.method == "PUT"
-        assert issubclass(record_of(route.body), (MigrationRequest, NamedBackends, RepairRequest, ShadowReset))
+        assert issubclass(
+            record_of(route.body), (ExplainRequest, MigrationRequest, NamedBackends, RepairRequest, ShadowReset)
+        )
     assert (
         isinstance(route.record, ListedFields) or route.is_text or issubclass(record_of(route.record), msgspec.Struct)
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from lbagent.bpf.compiler import builder
-from lbagent.bpf.load.loader import call_slots
-from lbagent.bpf.tail_calls import AGENT_RUNS, TAIL_CALLS, call_slot, program_functions
+from lbagent.bpf.hooks import CONTEXTS
+from lbagent.bpf.load.loader import Generation, call_slots, lacking
+from lbagent.bpf.tail_calls import AGENT_RUNS, COMMAND_RUN_PROGRAMS, TAIL_CALLS, call_slot, program_functions
 from lbagent.maps import layout
 from lbagent.model.family import Family
 
@@ -30,3 +31,11 @@ def test_the_build_has_every_program_of_the_list_where_the_loader_puts_it():
     assert len(placed) == len(AGENT_RUNS) * len(Family) * len(TAIL_CALLS)
     assert {*placed.values()} == {name for name in listed if name.startswith("call_")}
     assert all(f"_{slot}_" in name for (_, slot), name in placed.items())
+
+
+def test_the_agent_loads_no_program_of_a_command():
+    artifact = builder.ensure_artifact()
+    assert {"flow_delete4", "flow_delete6"} == COMMAND_RUN_PROGRAMS <= {*artifact.programs}
+    wanted = lacking(artifact, CONTEXTS, Generation())
+    assert {*artifact.programs} - {*wanted} == COMMAND_RUN_PROGRAMS
+    assert lacking(artifact, CONTEXTS, Generation(programs=dict.fromkeys(wanted, 0))) == {}

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -30,6 +31,7 @@ from lbagent.maps.reasons import Reason
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.check import Check, CheckGroup, Finding, Result
+from lbagent.model.handshakes import Handshakes
 from lbagent.model.path_info import PathInfo
 from lbagent.model.service import SVC, ServiceName
 from lbagent.model.state import State
@@ -37,6 +39,7 @@ from lbagent.net.snapshot import Link
 from lbagent.targets.bpf.bpf_target import BpfTarget
 from lbagent.targets.bpf.checks import drop_checks, path_checks
 from lbagent.targets.bpf.send_watch import SendWatch
+from lbagent.targets.data_plane import SelfTestResult
 from lbagent.testing.snapshot_target import SnapshotTarget
 from tests.agent.conftest import Box, endpoints, service, web
 from tests.agent.test_broken import Patient, detach
@@ -44,7 +47,7 @@ from tests.checks.looking import Look, conditions
 from tests.lab import netns
 from tests.lab.netns import run, veth, wait_for
 from tests.net.builders import network as node_network
-from tests.sync.rig import SMALL, FixedPaths, ListSource, make_loop, running
+from tests.sync.rig import SMALL, FixedPaths, ListSource, make, make_loop, running
 
 WITHIN_S = 60.0  # what has ended is shown for half a minute
 Row = Callable[[Patient], Generator[None]]
@@ -87,6 +90,24 @@ def serving(patient: Patient, name: str, vip: str, *addresses: str, **spec: Any)
 @of_agent("next-hop-unresolved")
 def a_dead_endpoint(patient: Patient) -> Generator[None]:
     yield from serving(patient, "dead", "10.96.1.1", "10.7.0.77")
+
+
+@of_agent("backend-check-fails")
+def a_backend_that_refuses_its_check(patient: Patient) -> Generator[None]:
+    made = service("probed", "10.96.1.30")
+    made["metadata"] |= {"annotations": {"lbagent.io/health-check": "tcp:9 interval=200ms timeout=100ms"}}
+    patient.box.write("probed.json", made, endpoints("probed", "10.8.0.2"))
+    yield
+    (patient.box.manifests / "probed.json").unlink()
+
+
+@of_agent("health-panic")
+def all_backends_refuse_their_check(patient: Patient) -> Generator[None]:
+    made = service("panicking", "10.96.1.31")
+    made["metadata"] |= {"annotations": {"lbagent.io/health-check": "tcp:9 interval=200ms timeout=100ms"}}
+    patient.box.write("panicking.json", made, endpoints("panicking", "10.8.0.2"))
+    yield
+    (patient.box.manifests / "panicking.json").unlink()
 
 
 @of_agent("path-unusable")
@@ -379,13 +400,27 @@ async def frames_that_a_device_refuses(monkeypatch: Any) -> Any:
     return await ended(Look("frames-not-taken"), Some(follower=network), end)
 
 
+@of_check("selftest-failed")
+async def a_tail_call_that_is_missing(_: Any) -> Any:
+    plane = Some(self_test=SelfTestResult("slot 3 of lb_calls_tc (slow_path4) is empty", 1))
+    return await ended(Look("selftest-failed"), plane, lambda: setattr(plane, "self_test", SelfTestResult("", 2)))
+
+
+@of_check("backend-refuses")
+async def a_backend_that_refuses(_: Any) -> Any:
+    backend = Backend(1, L3n4Addr.parse("10.0.0.1:80"))
+    found = [(backend, 3, Handshakes(refused=2, lost=1, failing=3))]
+    components = Some(handshake_watch=Some(failing=lambda: found))
+    return await ended(Look("backend-refuses"), components, found.clear)
+
+
 @of_check("snat-ports-short")
 async def a_backend_with_too_many_flows(_: Any) -> Any:
     backend = Backend(1, L3n4Addr.parse("10.0.0.1:80"))
     state = State(1, (SVC(L3n4Addr.parse("10.96.0.1:80"), 7, ServiceName("a", "b"), selectable=(backend,)),))
     live = {1: 950}
     components = Some(
-        sweeper=Some(live=live),
+        sweeper=Some(live={}, held=live),
         config=Some(snat_port_range=(1, 1000)),
         follower=Some(network=node_network(), path=lambda _: PathInfo()),
         state=state,
@@ -432,6 +467,63 @@ async def a_stranger_that_claims_an_address(_: Any) -> Any:
     return await ended(Look("address-conflict"), Some(announcer=world.announcer), lambda: world.run(66))
 
 
+@of_check("node-dead")
+async def a_node_without_power(_: Any) -> Any:
+    world = _nodes()
+    world.others_suspect("n4")
+    world.run(1)
+    return await ended(Look("node-dead"), Some(liveness=world.liveness), lambda: _answer(world))
+
+
+@of_check("node-panic")
+async def a_third_of_the_nodes(_: Any) -> Any:
+    world = _nodes()
+    world.others_suspect("n4", "n5", "n6", "n7")
+    world.run(1)
+    return await ended(Look("node-panic"), Some(liveness=world.liveness), lambda: _answer(world))
+
+
+@of_check("liveness-failed")
+async def an_address_that_is_gone(_: Any) -> Any:
+    world = _nodes()
+    world.own_addresses.clear()
+    return await ended(
+        Look("liveness-failed"), Some(liveness=world.liveness), lambda: world.own_addresses.append(bytes((10, 0, 0, 1)))
+    )
+
+
+def _nodes() -> Any:
+    from tests.liveness.world import World as Nodes
+
+    with tempfile.TemporaryDirectory() as folder:
+        world = Nodes(9, Path(folder))
+    world.run(3)
+    return world
+
+
+def _answer(world: Any) -> None:
+    world.leases.of_others = {}
+    world.run(1)
+
+
+@of_check("objects-missed")
+async def a_watch_that_stopped_silently(_: Any) -> Any:
+    from tests.sync.test_object_verification import Relisting, verification
+    from tests.sync.test_object_verification import service as of_list
+
+    source = Relisting()
+    loop, _, _ = make(MemoryMaps(SMALL), source)
+    look, one = Look("objects-missed"), verification((source, loop, None))
+    async with running(loop):
+        source.first_list()
+        source.put_unseen(of_list(1))
+        await one.look()
+        before = look(Some(verification=one))
+        source.list_again(())
+        await one.look()
+        return before, look(Some(verification=one))
+
+
 @of_check("target-failed")
 async def a_target_without_room(_: Any) -> Any:
     class Full(SnapshotTarget):
@@ -454,7 +546,7 @@ async def a_target_without_room(_: Any) -> Any:
             await other.ready.wait()
             await loop.settled()
 
-        return await ended(Look("target-failed"), Some(loop=loop, plane=bpf), end)
+        return await ended(Look("target-failed"), Some(loop=loop, translating=[bpf]), end)
 
 
 @of_check("check-failed")

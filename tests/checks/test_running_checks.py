@@ -25,10 +25,14 @@ def brief(found) -> list[tuple[str, str]]:
 
 
 def test_severities() -> None:
-    """What anyone who may write objects causes is degraded; every other name is a fault."""
+    """What anyone who may write objects causes is degraded, and what is of another node; every other name is a fault."""
     degraded = {check.name for check in conditions() if check.severity is Severity.DEGRADED}
     assert degraded == {
+        "backend-check-fails",
+        "backend-refuses",
+        "health-panic",
         "next-hop-unresolved",
+        "node-dead",
         "path-unusable",
         "snat-ports-short",
         "objects-refused",

@@ -16,9 +16,11 @@ from msgspec.structs import replace
 from lbagent.api.agent_status import Status
 from lbagent.api.client import AgentClient
 from lbagent.api.operator_states import SetBy
+from lbagent.apilb.native.server_check import ServerCheck
 from lbagent.errors import AgentUnreachable, ConfigError
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
+from lbagent.model.handshakes import Handshakes
 from lbagent.sources.operator import KeptDrain
 from lbagent.targets.data_plane import EgressPath
 from tests.api.serving import Agent
@@ -70,6 +72,79 @@ def test_list_says_which_way_packets_take(lb: Run, agent: Agent) -> None:
 def test_flows_not_counted_yet(lb: Run, agent: Agent) -> None:
     agent.flows = None
     assert lb("backend", "list").out.splitlines()[1].split()[4] == "-"
+
+
+def test_handshakes(lb: Run, agent: Agent) -> None:
+    """Columns of -o wide, and `tcp` in the row, of a backend of which one was timed."""
+    agent.timed = {2: Handshakes((0, 3, *[0] * 13, 1, 0), sum_us=5, refused=2, lost=1, again=4, failing=3)}
+    header, *lines = (line.split() for line in lb("backend", "list", "-o", "wide").out.splitlines())
+    at = header.index("P50")
+    assert header[at : at + 4] == ["P50", "P99", "REFUSED", "TIMEOUT"]
+    assert [line[at : at + 4] for line in lines[:2]] == [["-"] * 4, ["107us", "2.06s", "2", "1"]]
+    assert "P50" not in lb("backend", "list").out
+    rows = json.loads(lb("backend", "list", "-o", "json").out)
+    assert "tcp" not in rows[0]
+    assert rows[1]["tcp"] == {"handshake_p50_us": 107, "handshake_p99_us": 2055209, "refused": 2, "timeout": 1}
+
+
+def test_get(lb: Run, agent: Agent) -> None:
+    agent.timed = {1: Handshakes((0, 4, 0, 40, *[0] * 13), sum_us=5, refused=2, lost=1, again=4, failing=3)}
+    text = lb("backend", "get", "10.0.0.9:8080").out
+    lines = text.splitlines()
+    assert lines[0] == "10.0.0.9:8080/TCP  active"
+    assert "  flows    5" in lines
+    assert "  traffic  7 packets, 700 bytes" in lines
+    assert any(line.split() == ["10.96.0.10:80/TCP", "shop/web"] for line in lines)
+    assert "44 done, p50 371us, p99 509us, 2 refused, 1 without an answer, 4 SYNs repeated" in text
+    assert "the last 3 were refused or not answered" in text
+    bars = [line.split() for line in lines if "<=" in line]
+    assert bars == [["<=", "128us", "####", "4"], ["<=", "256us", "0"], ["<=", "512us", "#" * 40, "40"]]
+    row = json.loads(lb("backend", "get", "10.0.0.9:8080/TCP", "-o", "json").out)
+    assert (row["address"], row["packets"], row["tcp"]["timeout"]) == ("10.0.0.9:8080/TCP", 7, 1)
+    assert lb("backend", "get", "10.0.0.9", "-o", "name").out == "10.0.0.9:8080/TCP\n"
+    other = lb("backend", "get", "10.0.0.10:8080/TCP")
+    assert "none was timed" in other.out
+
+
+def test_get_shows_the_pod_and_its_health_checks(lb: Run, agent: Agent) -> None:
+    agent.checks["10.0.0.9:8080/TCP"] = [
+        ServerCheck("p/lb", "cp1:8080", "https", 2.0, False, 1769860800.0, "connection refused", 3, {"refused": 7, "ok": 41}),
+        ServerCheck("p/new", "10.0.0.9:8080", "tcp", 0.5, True, 0.0, "not checked yet", 0, {}),
+    ]  # fmt: skip
+    lines = lb("backend", "get", "10.0.0.9:8080").out.splitlines()
+    assert "  pod      shop/web-0" in lines
+    assert lines[lines.index("  health checks") + 1 :] == [
+        "    p/lb  https every 2 s  down since 2026-01-31T12:00:00Z  connection refused",
+        "      41 ok, 7 refused; state changes: 3",
+        "    p/new  tcp every 0.5 s  up  not checked yet",
+        "      none has ended; state changes: 0",
+    ]
+    row = json.loads(lb("backend", "get", "10.0.0.9:8080", "-o", "json").out)
+    assert (row["pod"], row["checks"][0]["results"]) == ("shop/web-0", {"refused": 7, "ok": 41})
+    assert [each["up"] for each in row["checks"]] == [False, True]
+    other = lb("backend", "get", "10.1.0.1:53/UDP")
+    assert other.code == 3 or "  pod " not in other.out
+    agent.pods.clear()
+    agent.checks.clear()
+    text = lb("backend", "get", "10.0.0.9:8080").out
+    assert "health checks" not in text
+    assert "  pod " not in text
+
+
+@pytest.mark.parametrize(
+    ("address", "code", "words"),
+    [
+        ("10.9.9.9:80", 3, "no backend 10.9.9.9:80 is served here"),
+        ("10.9.9.9", 3, "10.9.9.9"),
+        ("10.0.0.9:8080/UDP", 3, "is served here"),
+        ("10.0.0.300:80", 2, "10.0.0.300"),
+        ("pod/shop/web-0", 2, "no ADDRESS:PORT"),
+        ("word", 2, "word"),
+    ],
+)
+def test_get_of_what_is_not_there(lb: Run, agent: Agent, address: str, code: int, words: str) -> None:
+    done = lb("backend", "get", address)
+    assert (done.code, words in done.err, done.out) == (code, True, ""), done.err
 
 
 @pytest.mark.parametrize(
@@ -341,7 +416,6 @@ def test_drain_reports_what_it_waits_for(lb: Run, agent: Agent, monkeypatch: pyt
         return _swept(agent, next(sweeps))
 
     monkeypatch.setattr("lbagent.cli.verbs.backend.POLL_S", 0.001)
-    monkeypatch.setattr("lbagent.cli.verbs.backend.PROGRESS_S", 0.0)
     monkeypatch.setattr(agent, "status", status)
     done = lb("backend", "drain", "10.0.0.9:8080", "--timeout", "30s")
     assert (done.code, done.out) == (0, "10.0.0.9:8080/TCP drained\n")
@@ -496,3 +570,33 @@ def test_set_state_from_many_at_once(agent: Agent, lb: Run) -> None:
     for thread in threads:
         thread.join(10)
     assert sorted(got) == ["10.0.0.10:8080/TCP", "10.0.0.9:8080/TCP"]
+
+
+def test_drain_of_a_node(lb: Run, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `backend drain --node`, with its exit codes."""
+    agent.flows = {}
+    monkeypatch.setattr("lbagent.cli.verbs.backend.POLL_S", 0.001)
+    monkeypatch.setattr(agent, "status", lambda: _swept(agent, 5))
+    assert lb("node", "drain", "nowhere").code == 3
+    assert lb("node", "drain").code == 2
+    done = lb("node", "drain", "n2", "--timeout", "50ms", "--yes")
+    assert done.code == 6
+    by_words = {row["address"]: row["state"] for row in _rows(lb)}
+    assert by_words["10.0.0.10:8080/TCP"] == "maintenance"
+    assert by_words["10.0.0.9:8080/TCP"] == "active"
+
+
+def test_then_reset(lb: Run, agent: Agent) -> None:
+    """What is left is reset: exit code 0; the agent refuses it for a backend that takes new flows."""
+    agent.flows = {1: 5}
+    done = lb("backend", "drain", "10.0.0.9:8080", "--timeout", "50ms", "--then", "reset")
+    assert (done.code, done.out) == (0, "10.0.0.9:8080/TCP reset: 5 flows were left\n")
+    assert agent.flows_ended == ["10.0.0.9:8080/TCP"]
+    done = lb("backend", "drain", "10.0.0.9:8080", "--timeout", "50ms", "--then", "reset", "-o", "json")
+    assert json.loads(done.out.splitlines()[-1]) == {
+        "address": "10.0.0.9:8080/TCP",
+        "flows": 5,
+        "eta_s": 0.0,
+        "state": "reset",
+    }
+    assert lb("backend", "drain", "10.0.0.9:8080", "--then", "kill").code == 2

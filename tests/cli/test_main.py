@@ -42,6 +42,20 @@ def test_svc_list_imports_nothing_heavy(agent: Agent) -> None:
     }  # fmt: skip
 
 
+# Settings are msgspec structs; all other commands start without what is heavy.
+OF_SETTINGS = {"msgspec", "lbagent.config", "lbagent.model"}
+WITH_SETTINGS = {"agent", "config", "doctor", "record", "render", "verify"}
+
+
+@pytest.mark.parametrize("verb", main.VERBS)
+def test_no_verb_starts_with_anything_heavy(verb: str) -> None:
+    """Also what a verb's options and sub-commands are made of: `--help` of a verb reads all of them."""
+    script = "import sys; from lbagent.cli.main import run; code = run([sys.argv[1], '--help']); print(code, *sys.modules, file=sys.stderr)"
+    code, *modules = python("-c", script, verb).stderr.split()
+    assert code == "0"
+    assert HEAVY & set(modules) == (OF_SETTINGS if verb in WITH_SETTINGS else set())
+
+
 def test_rows_of_the_agent_import_nothing_heavy() -> None:
     """Any command may read the rows of any capability."""
     script = "import sys; from lbagent.api.capabilities import every_capability; list(every_capability()); print(*sys.modules)"
@@ -82,6 +96,7 @@ def test_help_lists_every_command(lb: Run) -> None:
         "svc list",
         "svc get",
         "backend list",
+        "backend get",
         "backend set-state",
         "backend clear-state",
         "backend drain",
@@ -139,6 +154,7 @@ def test_times_have_units_in_help(lb: Run) -> None:
         ("svc list -o xml", "xml"),
         ("svc get", "NAMESPACE/NAME"),
         ("svc get a/b/c", "NAMESPACE/NAME"),
+        ("backend get", "ADDRESS"),
         ("backend set-state", "STATE"),
         ("backend set-state 10.0.0.1:80", "one state"),
         ("backend set-state active maintenance", "addresses"),
@@ -173,6 +189,7 @@ def test_usage_errors_end_with_two(lb: Run, no_agent: None, command: str, hint: 
         "svc list -w",
         "svc get a/b",
         "backend list",
+        "backend get 10.0.0.1:80",
         "backend set-state active 10.0.0.1:80",
         "metrics",
         "status",
@@ -265,6 +282,10 @@ def test_completion_scripts(lb: Run, shell: str, word: str) -> None:
         ("lbagent backend set-state ", ["active", "maintenance", "10.0.0.9:8080/TCP"]),
         ("lbagent backend drain 10.0.0.5", ["10.0.0.53:53/UDP"]),
         ("lbagent cl", ["cleanup"]),
+        ("lbagent flow list --service sh", ["shop/web"]),
+        ("lbagent flow count --backend 10.0.0.5", ["10.0.0.53:53/UDP"]),
+        ("lbagent flow delete --frontend 10.96", ["10.96.0.10:80/TCP"]),
+        ("lbagent flow get 192.0.2.1:1 10.96", ["10.96.0.10:80/TCP"]),
     ],
 )
 def test_completion_of_names(agent: Agent, words: str, expected: list[str]) -> None:

@@ -79,6 +79,8 @@ def test_an_empty_file_is_good(tmp_path: Path) -> None:
         ("metrics-address: 127.0.0.1\n", ("metrics-address", "ADDRESS:PORT")),
         ("metrics-address: 127.0.0.1:99999\n", ("metrics-address", "99999")),
         ("metrics-address: ::1:9100\n", ("metrics-address", "[::1]:9100")),
+        ("ui: true\n", (":1: ui", "no address for the page", "metrics-address")),
+        ("metrics-address: 127.0.0.1:9100\nui-host: [lb]\n", (":2: ui-host", "only with ui")),
         ("max-backends: 2097152\n", ("max-backends", "2097152")),
         ("kubeconfig: /etc/k\nin-cluster: true\n", (":2: in-cluster", "one Kubernetes API")),
         ("max-delete-ratio: 101\n", (":1: max-delete-ratio", "101 is not a whole number from 0 to 100")),
@@ -239,6 +241,23 @@ def test_a9_kube_proxys_ports(given: dict[str, object], healthz: tuple[str, ...]
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        ({"kubeconfig": "k"}, "--node-liveness: udp needs liveness-key-file, too"),
+        ({"liveness_key_file": "f"}, "--node-liveness: udp needs a Kubernetes API"),
+        ({"kubeconfig": "k", "liveness_key_file": "f", "shadow": True}, "an agent with shadow changes nothing"),
+    ],
+)
+def test_liveness_needs_a_key_and_an_api(given: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)) as raised:
+        config.load({"node_liveness": "udp", **given}, {})
+    assert raised.value.exit_code == 2
+    assert (
+        config.load({"node_liveness": "udp", "in_cluster": True, "liveness_key_file": "f"}, {}).liveness_port == 10257
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
         ({"healthz_bind_address": "10256"}, "--healthz-bind-address: '10256' is not ADDRESS:PORT"),
         ({"metrics_bind_address": "localhost:1"}, "--metrics-bind-address: 'localhost:1' is not ADDRESS:PORT"),
         ({"metrics_bind_address": "127.0.0.1:1", "metrics_address": "127.0.0.1:2"}, "they are one setting"),
@@ -249,9 +268,27 @@ def test_a9_kube_proxys_ports(given: dict[str, object], healthz: tuple[str, ...]
             {"external_ip_cidr": ("203.0.113.0/33",)},
             "--external-ip-cidr: '203.0.113.0/33' has a prefix length outside 0-32",
         ),
+        ({"exclude": ("10.0.0.0/8", "10.0.0.1/32:0")}, "--exclude: '0' in '10.0.0.1/32:0' is not a port of 1-65535"),
     ],
 )
 def test_kube_proxys_settings_that_are_refused(given: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        config.load(given, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"egress_snat": "on"}, "--egress-snat: it is for an agent that serves no Services: give --no-services, too"),
+        ({"services": False, "cluster_cidr": ("10.244.0.0/16",)}, "--cluster-cidr: it has an effect only with"),
+        ({"services": False, "egress_snat": "on", "cluster_cidr": ("10.244.0.0/33",)}, "a prefix length outside 0-32"),
+        (
+            {"services": False, "egress_snat": "on", "shadow": True},
+            "--egress-snat: an agent with shadow changes nothing",
+        ),
+    ],
+)
+def test_settings_of_egress_snat_that_are_refused(given: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         config.load(given, {})
 

@@ -16,7 +16,7 @@ from tests.conformance.daemonset_agents import DaemonSetAgents
 from tests.conformance.lifecycle import Lifecycle
 from tests.conformance.load_balancers import FOCUS as LOAD_BALANCERS
 from tests.conformance.load_balancers import POOLS, LoadBalancers
-from tests.conformance.node_agents import NodeAgents
+from tests.conformance.node_agents import NodeAgents, ShadowAgents
 from tests.conformance.node_cluster import NodeCluster
 from tests.lab.netns import LabError
 
@@ -44,12 +44,17 @@ def arguments() -> argparse.Namespace:
         action="store_true",
         help="in place of the suite: a kubelet and kubectl by native pools, API server killed",
     )
+    parser.add_argument(
+        "--shadow", action="store_true", help="kube-proxy serves, and agents with --shadow compare: print their reports"
+    )
     parser.add_argument("--times", type=int, default=1, help="runs of the suite, on one cluster")
     parser.add_argument("--document", action="store_true", help="write the last run into docs/conformance.md")
     parser.add_argument("--use", metavar="KUBECONFIG", help="of a cluster that is up already, and stays so")
     given = parser.parse_args()
     if given.lifecycle and given.how != "daemonset":
         parser.error("--lifecycle is of --how daemonset")
+    if given.shadow and (given.how != "process" or given.load_balancers or given.apilb):
+        parser.error("--shadow is of --how process and the suite")
     if given.load_balancers:
         if given.how != "process":
             parser.error("--load-balancers is of --how process")
@@ -67,7 +72,8 @@ def run(options: argparse.Namespace, cluster: NodeCluster, folder: Path) -> bool
     parts = LoadBalancers(cluster, folder, options.load_balancers) if options.load_balancers else None
     expected = load_balancers.TITLES if parts else results.baseline((options.cluster / "baseline.txt").read_text())
     expected = [title for title in expected if re.search(options.focus, title)]
-    agents = HOW[options.how](cluster, folder, [*options.agent, *(parts.agent_arguments if parts else [])])
+    more = [*options.agent, *(parts.agent_arguments if parts else [])]
+    agents = ShadowAgents(cluster, folder, more) if options.shadow else HOW[options.how](cluster, folder, more)
     try:
         if parts:
             parts.give_rights()
@@ -93,6 +99,9 @@ def run(options: argparse.Namespace, cluster: NodeCluster, folder: Path) -> bool
             parts.stop()
     if options.document and options.focus in (FOCUS, LOAD_BALANCERS):
         name = f"LoadBalancers, {options.load_balancers}" if parts else options.how
+        name += (f", `{' '.join(options.agent)}`" if options.agent else "") + (
+            ", `--shadow` beside kube-proxy" if options.shadow else ""
+        )
         name += f", killed each {options.kill:g} s" if options.kill else ""
         document.write(document.row(name, seen, len(cluster.nodes), options.procs, at))
     return ok
@@ -113,7 +122,8 @@ def main() -> int:
             cluster.adopt(options.use)
         else:
             closing.callback(cluster.down)
-            cluster.up(options.nodes, dual_stack=not options.load_balancers)
+            proxy = "kube-proxy" if options.shadow else "none"
+            cluster.up(options.nodes, dual_stack=not options.load_balancers, proxy=proxy)
         if options.apilb:
             say(f"the logs: {folder}")
             return 0 if ApiServerBind(cluster, folder, options.agent, say).run() else 1

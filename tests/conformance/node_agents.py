@@ -34,7 +34,9 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class NodeAgent:
-    """The agent of one node, and the resources of all its processes."""
+    """The agent of one node, and the resources of all its processes. `questions`: commands that exit with 0 when all is well."""
+
+    questions: Sequence[Sequence[str]] = (("verify",),)
 
     def __init__(self, cluster: NodeCluster, node: str, arguments: Sequence[str], log: Path) -> None:
         self.cluster, self.node, self.arguments, self.log = cluster, node, list(arguments), log
@@ -106,9 +108,10 @@ class NodeAgent:
         elif not status["ready"]:
             found.append("not ready")
         found += [f"condition {each['name']}: {each['text']}" for each in status.get("conditions", [])]
-        verify = self.ask("verify")
-        if verify.returncode:
-            found.append(f"verify: {(verify.stdout + verify.stderr).strip()}")
+        for words in self.questions:
+            answer = self.ask(*words)
+            if answer.returncode:
+                found.append(f"{' '.join(words)}: {(answer.stdout + answer.stderr).strip()}")
         return found + [f"log, {count} times: {text}" for text, count in self.log_counts().most_common()]
 
     def log_counts(self) -> Counter[str]:
@@ -126,8 +129,17 @@ class NodeAgent:
         return counts
 
 
+class ShadowAgent(NodeAgent):
+    """An agent that compares kube-proxy's decisions with its own."""
+
+    questions = (("shadow", "report"), ("verify", "--renderer", "kube-proxy"))
+
+
 class NodeAgents:
     """The agents of all nodes."""
+
+    make: type[NodeAgent] = NodeAgent
+    serving: Sequence[str] = ("--socket-lb", "--cgroup", CGROUP)
 
     def __init__(self, cluster: NodeCluster, folder: Path, arguments: Sequence[str]) -> None:
         """Prepare them; `arguments` go to each agent."""
@@ -140,10 +152,10 @@ class NodeAgents:
 
     def _agent(self, node: str, log: Path) -> NodeAgent:
         arguments = [
-            "--kubeconfig", str(self.config), "--device", "eth0", "--pod-device", "veth*", "--socket-lb",
-            "--cgroup", CGROUP, "--log-format", "json", *self.arguments,
+            "--kubeconfig", str(self.config), "--device", "eth0", "--pod-device", "veth*", *self.serving,
+            "--log-format", "json", *self.arguments,
         ]  # fmt: skip
-        return NodeAgent(self.cluster, node, arguments, log)
+        return self.make(self.cluster, node, arguments, log)
 
     def install(self) -> None:
         """Create the agents' account and start them; return when all are ready."""
@@ -210,3 +222,10 @@ class NodeAgents:
         self.stopping.set()
         for agent in self.agents:
             agent.kill()
+
+
+class ShadowAgents(NodeAgents):
+    """Agents that serve nothing."""
+
+    make = ShadowAgent
+    serving = ("--shadow",)

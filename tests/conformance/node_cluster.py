@@ -30,9 +30,9 @@ class NodeCluster:
             if not (scripts / name).exists():
                 raise LabError(f"{scripts} has no {name}: CLUSTER names the folder of a cluster's scripts")
 
-    def up(self, nodes: int, *, dual_stack: bool = True) -> None:
-        """Start it without a service proxy. Missing programs are built first: some minutes."""
-        argv = [self._script("cluster.sh"), "up", "--nodes", str(nodes), "--proxy", "none"]
+    def up(self, nodes: int, *, dual_stack: bool = True, proxy: str = "none") -> None:
+        """Start it, without a service proxy if `proxy` is none. Missing programs are built first: some minutes."""
+        argv = [self._script("cluster.sh"), "up", "--nodes", str(nodes), "--proxy", proxy]
         argv += ["--dual-stack"] if dual_stack else []
         done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:

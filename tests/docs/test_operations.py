@@ -11,6 +11,7 @@ import pytest
 
 from lbagent.api.agent_status import TargetStatus
 from lbagent.checks.table import every_check
+from lbagent.cli import kubectl_plugin
 from lbagent.cli.main import VERBS, cli
 from lbagent.config import options
 from tests.checks.looking import conditions
@@ -18,7 +19,7 @@ from tests.docs.tables import API_FILE, FILE, TABLES, written
 
 ROOT = FILE.parents[1]
 TEXT = FILE.read_text()
-FILES = (FILE, ROOT / "README.md")
+FILES = (FILE, ROOT / "README.md", ROOT / "docs" / "from-other-tools.md")
 UNIT = ROOT / "deploy" / "lbagent.service"
 
 
@@ -44,7 +45,7 @@ def every_flag() -> set[str]:
                 walk(below)
 
     walk(cli)
-    return found
+    return found | set(kubectl_plugin.parser()._option_string_actions)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

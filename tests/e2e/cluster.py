@@ -78,6 +78,13 @@ class Cluster:
             manifest.write(self.folder)
         for manifest in manifests:
             self.wait_backends(manifest)
+            wait_for(partial(self._selects_as, manifest), f"the algorithm and the affinity of {manifest.name}")
+
+    def _selects_as(self, manifest: Manifest) -> bool:
+        """Return whether a Service selects backends as its manifest has it."""
+        wanted = manifest.algorithm, manifest.spec.get("sessionAffinity") == "ClientIP"
+        found = [item for item in self.agent.api.services() if item["name"] == manifest.name]
+        return all((item["algorithm"], item["affinity_timeout_s"] > 0) == wanted for item in found)
 
     def wait_backends(self, manifest: Manifest) -> None:
         """Wait until the agent shows exactly the ready endpoints of a manifest as selectable."""

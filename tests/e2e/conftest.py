@@ -6,12 +6,15 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.cluster import Cluster
+from tests.lab import cgroup
 from tests.lab.topology import Lab
 
+NODE_ADDRESSES = ("10.77.1.1", "fd77:1::1")
 _number = itertools.count()  # several laboratories may exist at once
 
 
@@ -67,3 +70,28 @@ def fresh() -> Iterator[Callable[..., Cluster]]:
             return stack.enter_context(opened(attach, arguments))
 
         yield make
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Path]:
+    """A cgroup for processes of the node."""
+    with cgroup.made() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def socket_cluster(group: Path) -> Iterator[Cluster]:
+    """A cluster whose node has socket programs on this cgroup; a module's `cluster` returns it."""
+    ips = [word for address in NODE_ADDRESSES for word in ("--node-ip", address)]
+    with opened("tc", ["--socket-lb", "--cgroup", str(group), *ips]) as made:
+        made.web().write(made.folder)
+        made.dns().write(made.folder)
+        made.agent.start()
+        yield made
+
+
+@pytest.fixture
+def inside(served: Cluster, group: Path) -> Iterator[Cluster]:
+    """This test is a process of the node."""
+    with cgroup.joined(group), served.lab.node.entered():
+        yield served

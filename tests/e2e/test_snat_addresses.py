@@ -172,3 +172,35 @@ def test_a_reload_takes_addresses_over(fresh: Callable[..., Cluster]) -> None:
     assert set(seen_as(first)) == {FIRST[0]}
     for sock in (*first, *more):
         sock.close()
+
+
+@pytest.mark.parametrize("attach", ["xdp", "tc"])
+def test_connections_outlive_another_range_of_ports(fresh: Callable[..., Cluster], attach: str) -> None:
+    """New connections have ports of the new range; those of the old one go on, also over a restart and a range between."""
+    cluster = fresh(attach)
+    cluster.web("b1").write(cluster.folder)
+    file = cluster.lab.folder / "lbagent.yaml"
+    file.write_text("snat-ports: 2000-2999\n")
+    cluster.agent.arguments += ["--config", str(file)]
+    cluster.agent.start()
+    opened = connect(cluster, WEB[0], 10) + connect(cluster, WEB[1], 10)
+    for number, ports in enumerate((range(40000, 40500), range(1100, 1200), range(41000, 41100))):
+        file.write_text(f"snat-ports: {ports.start}-{ports.stop - 1}\n")
+        if number == 1:
+            cluster.agent.kill()
+            cluster.agent.start()
+        else:
+            assert cluster.agent.process is not None
+            cluster.agent.process.send_signal(signal.SIGHUP)
+
+        def is_in_force(wanted: range = ports) -> bool:
+            opened.extend(connect(cluster, WEB[0], 1) + connect(cluster, WEB[1], 1))
+            flows = cluster.agent.json("flow", "list")
+            found = [int(flow["snat"].rpartition(":")[2]) for flow in flows]
+            assert len(found) == len(opened)
+            return sum(port in wanted for port in found) >= 2
+
+        wait_for(is_in_force, f"connections from the ports {ports}", 60)
+        assert sum(seen_as(opened).values()) == len(opened)
+    for sock in opened:
+        sock.close()

@@ -22,7 +22,8 @@ from lbagent.bpf.load.links import pin_path
 from lbagent.kernel import bpf_link, bpffs
 from lbagent.maps.pins import pin_dir
 from tests.e2e.cluster import DNS, NODE, VIP4, WEB, Cluster
-from tests.e2e.conftest import opened
+from tests.e2e.conftest import NODE_ADDRESSES
+from tests.e2e.socket_queries import ask_connected, ask_unconnected, family_of, questions
 from tests.lab import cgroup, traffic
 from tests.lab.agent import START_TIMEOUT_S
 from tests.lab.manifests import Endpoint, Manifest, put
@@ -32,72 +33,17 @@ from tests.lab.topology import DNS_PORT
 pytestmark = pytest.mark.early
 
 EMPTY, ON_NODE = ("10.96.4.4", "fd00:96::404"), ("10.96.4.6", "fd00:96::406")
-NODE_ADDRESSES = ("10.77.1.1", "fd77:1::1")
 NODE_PORT, SERVER_PORT = 30080, 9000
 ANY = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
 
 @pytest.fixture(scope="module")
-def group() -> Iterator[Path]:
-    with cgroup.made() as path:
-        yield path
-
-
-@pytest.fixture(scope="module")
-def cluster(group: Path) -> Iterator[Cluster]:
-    with opened(
-        "tc", ["--socket-lb", "--cgroup", str(group), "--node-ip", "10.77.1.1", "--node-ip", "fd77:1::1"]
-    ) as made:
-        made.web().write(made.folder)
-        made.dns().write(made.folder)
-        made.agent.start()
-        yield made
-
-
-@pytest.fixture
-def inside(served: Cluster, group: Path) -> Iterator[Cluster]:
-    """This test is a process of the node."""
-    with cgroup.joined(group), served.lab.node.entered():
-        yield served
-
-
-def family_of(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def mapped(vip: str) -> str:
-    """Return an IPv6 socket's form of an IPv4 address."""
-    return f"::ffff:{vip}"
-
-
-def questions(*vips: str) -> list[str]:
-    """Return the addresses by which a process may reach these VIPs: also IPv6 sockets with IPv4."""
-    return [*vips, *(mapped(vip) for vip in vips if ":" not in vip)]
-
-
-QUESTION = b"\x12\x34\x01\x00\x00\x01" + bytes(6) + b"\3who\0\0\x10\0\x01"
-
-
-def ask_unconnected(sock: socket.socket, vip: str) -> tuple[str, str]:
-    """Send one query from an unconnected socket; return the backend's name and the source address of the answer."""
-    sock.settimeout(5)
-    sock.sendto(QUESTION, (vip, 53))
-    return answer_to(sock)
+def cluster(socket_cluster: Cluster) -> Cluster:
+    return socket_cluster
 
 
 def is_answered_by(sock: socket.socket, vip: str, name: str) -> bool:
     return ask_unconnected(sock, vip) == (name, vip)
-
-
-def ask_connected(sock: socket.socket) -> tuple[str, str]:
-    sock.send(QUESTION)
-    return answer_to(sock)
-
-
-def answer_to(sock: socket.socket) -> tuple[str, str]:
-    data, sender = sock.recvfrom(2048)
-    text = data[len(QUESTION) + 12 :]
-    return text[1 : 1 + text[0]].decode().split()[0], sender[0]
 
 
 def programs_on(group: Path) -> list[int]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from lbagent.maps.layout import STREAMS
 from tests.e2e.cluster import VIP4, VIP6, Cluster
-from tests.e2e.conftest import opened
-from tests.lab import cgroup, traffic
+from tests.lab import traffic
 
 BACKENDS = {VIP4: ("10.77.1.2", "10.77.2.2", "10.244.0.2"), VIP6: ("fd77:1::2", "fd77:2::2", "fd44::2")}
 SO_COOKIE = 57  # Source: include/uapi/asm-generic/socket.h
@@ -21,24 +18,8 @@ vips = pytest.mark.parametrize("vip", FAMILIES)
 
 
 @pytest.fixture(scope="module")
-def group() -> Iterator[Path]:
-    with cgroup.made() as path:
-        yield path
-
-
-@pytest.fixture(scope="module")
-def cluster(group: Path) -> Iterator[Cluster]:
-    with opened("tc", ["--socket-lb", "--cgroup", str(group)]) as made:
-        made.web().write(made.folder)
-        made.dns().write(made.folder)
-        made.agent.start()
-        yield made
-
-
-@pytest.fixture
-def inside(served: Cluster, group: Path) -> Iterator[Cluster]:
-    with cgroup.joined(group), served.lab.node.entered():
-        yield served
+def cluster(socket_cluster: Cluster) -> Cluster:
+    return socket_cluster
 
 
 def cookie(sock: socket.socket) -> int:

@@ -35,7 +35,7 @@ class World:
         )  # fmt: skip
         self.source = ListSource(name)
         self.loop, self.bpf, _ = make(None, self.source)
-        self.servers = NodeServers(config, self.loop, self.bpf, [self.source])
+        self.servers = NodeServers(config, self.loop, self.bpf, [self.bpf], [self.source])
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -16,8 +16,8 @@ class Proxy:
     def __init__(self) -> None:
         self.progress = SyncProgress()
         self.eligible = True
-        self.ready = False
-        self.health = ProxyHealth(lambda: self.progress, lambda: self.eligible, lambda: self.ready)
+        self.why_not_ready = "the first full State is not in force yet"
+        self.health = ProxyHealth(lambda: self.progress, lambda: self.eligible, lambda: self.why_not_ready)
 
     async def ask(self, path: str) -> tuple[int, dict]:
         answer = await self.health.answer(Request("GET", path, {}, b""))
@@ -70,8 +70,12 @@ async def test_a9_answers_are_counted(proxy: Proxy) -> None:
 
 async def test_it_is_ready_when_packets_meet_the_first_full_state(proxy: Proxy) -> None:
     """Neither the removal of the node nor a waiting update changes it."""
-    assert await proxy.ask("/readyz") == (503, {"ready": False})
-    proxy.ready, proxy.eligible, proxy.progress = True, False, SyncProgress(1000.0, time.monotonic() - STALE_S - 1)
+    assert await proxy.ask("/readyz") == (503, {"ready": False, "reason": "the first full State is not in force yet"})
+    proxy.why_not_ready, proxy.eligible, proxy.progress = (
+        "",
+        False,
+        SyncProgress(1000.0, time.monotonic() - STALE_S - 1),
+    )
     assert await proxy.ask("/readyz") == (200, {"ready": True})
     assert not proxy.health.codes
 

@@ -91,6 +91,8 @@ class ApiServer:
         self.on_expired: Callable[[], Any] = lambda: None
         self.stale: dict[str, tuple[int, dict[str, Obj]]] = {}  # the next list of a kind is this one
         self.mangle: Callable[[list[bytes]], list[bytes]] = lambda lines: lines  # what is sent in one go to a watch
+        self.deaf: set[str] = set()  # kinds whose watches send bookmarks and lose every event
+        self.lag_s = 0.0  # for which a watch holds back its events
         self.is_silent = False  # accepts requests and sends nothing, and nothing more to watches
         self.bookmark_s = 0.2  # a minute, at a real one
         self.port = 0
@@ -289,11 +291,14 @@ class ApiServer:
                 await asyncio.sleep(0.05)
             lines = [line for entry in self.history[kind] if entry.version > at and (line := event_line(entry, query))]
             at = max([at, *(entry.version for entry in self.history[kind])])
+            if kind in self.deaf:
+                lines = []
             if self._bookmarks > bookmarks and query.get("allowWatchBookmarks") == "true":
                 at = max(at, self.version)
                 lines.append(bookmark(kind, self.version))
             bookmarks = self._bookmarks
             if lines:
+                await asyncio.sleep(self.lag_s)
                 await self._send(response, lines)
             async with self._changed:
                 if any(entry.version > at for entry in self.history[kind]) or bookmarks != self._bookmarks:
@@ -331,13 +336,18 @@ def bookmark(kind: str, version: int, annotations: dict[str, str] | None = None)
     return event("BOOKMARK", {"kind": kind, "metadata": meta | ({"annotations": annotations} if annotations else {})})
 
 
+def _words_of(path: Path) -> set[str]:
+    return set(path.read_text().split()) if path.exists() else set()
+
+
 async def main(port: int, path: str) -> None:
-    """Serve a file of objects without end."""
+    """Serve a file of objects without end. The kinds of `PATH.deaf` have watches that lose every event."""
     api, seen = ApiServer(), 0
     await api.start(port)
     while True:
         if (changed := os.stat(path).st_mtime_ns) != seen:
             seen = changed
+            api.deaf = await asyncio.to_thread(_words_of, Path(f"{path}.deaf"))
             objs = json.loads(await asyncio.to_thread(Path(path).read_text))
             keys = {(obj["kind"], key_of(obj)) for obj in objs}
             gone = [(kind, key) for kind in PATHS for key in api.objects[kind] if (kind, key) not in keys]

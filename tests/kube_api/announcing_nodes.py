@@ -62,6 +62,7 @@ class AgentNode:
 
     def add_pod(self, pod: Namespace, net: str) -> str:
         """Create a pod with a server that returns the node's name: .2 of the network, the node is .1; return its address."""
+        self.pod = pod
         self.closing.callback(pod.delete)
         veth(pod, "eth0", self.node, "pod0")
         pod.ip(f"addr add {net}.2/24 dev eth0", f"route add default via {net}.1")

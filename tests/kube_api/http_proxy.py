@@ -161,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
         proxy.writes.append(write)
         proxy.asked.add((VERBS[method], write.resource))
         proxy.on_write(write)
-        fault = next((each for each in proxy.write_faults if each.resource == write.resource), None)
+        fault = next((each for each in proxy.write_faults.copy() if each.resource == write.resource), None)
         if fault is not None:
             proxy.write_faults.remove(fault)
         if fault is None or fault.passed_on:

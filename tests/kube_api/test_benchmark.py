@@ -12,6 +12,8 @@ import pytest
 
 from bench import report
 from bench.kube import change_storm, kube_proxy, kube_tables, measure, nft_commits
+from bench.kube.slice_changes import SliceChanges
+from bench.render.measure import QUICK, Amount
 from tests.kube_api.programs import Programs
 from tests.lab.netns import Namespace, run
 
@@ -82,3 +84,15 @@ def test_a_lag_counts_until_the_change_or_a_later_one_is_seen() -> None:
     marks = [(0.0, 11), (1.0, 12), (2.0, 13)]
     seen = [(-1.0, 10), (1.5, 12), (2.25, 13)]
     assert change_storm._lags(marks, seen) == [1500.0, 500.0, 250.0]
+
+
+@pytest.mark.parametrize("amount", [Amount(), QUICK])
+def test_endpoints_go_and_come_back_for_each_of_the_two(amount: Amount) -> None:
+    changes = SliceChanges(SimpleNamespace(_admin="token"), amount.changing, 3)  # type: ignore[arg-type]
+    now: dict[str, int] = {}
+    for count in (amount.changes, amount.proxy_changes):
+        found = [changes.next_change() for _ in range(count)]
+        assert {left for _, left in found} == {2, 3}
+        for name, left in found:
+            assert left != now.get(name, 3)
+            now[name] = left

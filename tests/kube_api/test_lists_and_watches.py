@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lbagent.objects.source import Missed
 from tests.kube_api.cluster import Cluster
 from tests.kube_api.following import following, settings
 from tests.kube_api.proxy import Proxy
@@ -94,3 +95,29 @@ def write_slices(cluster: Cluster) -> None:
     for turn in range(EVENTS // SLICES):
         for number in range(SLICES):
             cluster.put_slice(f"web-{number}", "web", f"10.244.1.{turn + 1}")
+
+
+async def test_a_second_list_during_changes_finds_nothing_missed(cluster: Cluster, config: Path) -> None:
+    """What a real server lists is what its watches send, a moment later."""
+    cluster.add_service("web", selector=False)
+    cluster.put_slice("web-x", "web", "10.244.0.1")
+    async with following(settings(config)) as one:
+        await one.until(lambda: one.addresses("web") == ["10.244.0.1"])
+        stop = asyncio.Event()
+
+        def churn() -> None:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                cluster.put_slice("web-x", "web", f"10.244.1.{number % 250 + 1}")
+                cluster.add_service(f"brief-{number}")
+                cluster.delete_service(f"brief-{number}")
+
+        changes = asyncio.create_task(asyncio.to_thread(churn))
+        try:
+            for _ in range(10):
+                assert await one.source.find_missed() == Missed()
+        finally:
+            stop.set()
+            await changes
+        await one.converges(config)

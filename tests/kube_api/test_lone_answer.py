@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lbagent.announce.leader.rendezvous import preferred_node
 from lbagent.model.address import parse_ip
+from lbagent.model.rendezvous import preferred_node
 from tests.kube_api.announcing_nodes import POOLS, Host, Link
 from tests.kube_api.cluster import Cluster
 from tests.kube_api.control_plane import MERGE
@@ -148,14 +148,14 @@ def test_a_cable_that_is_back_before_the_api_server_is(link: Link) -> None:
 def test_a_clock_that_is_set_by_an_hour_moves_nothing(link: Link, tmp_path: Path) -> None:
     """Forward, and back; and when that node dies another one takes over in time."""
     wire, clock = Wire(link), tmp_path / "clock"
-    clock.write_text("0")
+    _set(clock, 0)
     wire.leader.agent.stop()
     wire.leader.agent.start(module="tests.kube_api.agent_with_clock", env={"LAB_CLOCK": str(clock)})
     link.until_led(VIP4, by=wire.leader)
     with wire.answers:
         wait_for(lambda: wire.are_only(wire.leader), "answers of the leader", 20)
         for hours in (1, -1):
-            clock.write_text(str(3600 * hours))
+            _set(clock, hours)
             before = link.node_lease(wire.leader)["renewTime"]
             wait_for(lambda before=before: link.node_lease(wire.leader)["renewTime"] != before, "a renewal", 60)
             end = time.monotonic() + 2 * NODE_LEASE_S
@@ -167,6 +167,13 @@ def test_a_clock_that_is_set_by_an_hour_moves_nothing(link: Link, tmp_path: Path
         wire.leader.power_off()
         wait_for(lambda: wire.are_only(wire.heir), "answers of the other node", 60)
     wire.assert_one()
+
+
+def _set(clock: Path, hours: int) -> None:
+    """Set the node's clock at once: the agent, which reads the file at any moment, never finds it empty."""
+    new = clock.with_suffix(".new")
+    new.write_text(str(3600 * hours))
+    new.rename(clock)
 
 
 def _time_of(lease: dict[str, str]) -> float:

@@ -20,7 +20,7 @@ from lbagent.config import Config
 from lbagent.errors import LbError
 from lbagent.maps.dump import dump
 from lbagent.maps.kernel_maps import KernelMaps
-from tests.lab.netns import LabError, wait_for
+from tests.lab.netns import LabError, Namespace, wait_for
 from tests.lab.topology import ROOT, Lab, end
 
 START_TIMEOUT_S = 120  # the verifier takes a minute on a busy machine
@@ -118,19 +118,33 @@ class Agent:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(10)
 
-    def cli(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a command of the command line against this agent (and its pins)."""
-        offline = ["--bpffs", str(self.lab.bpffs)] if words[0] in ("cleanup", "map") else []
-        if words[0] == "cleanup":
-            offline += ["--state-dir", str(self.lab.folder / "state")]
-        argv = [*program(), *words, *offline]
-        env = {**os.environ, "LBAGENT_SOCKET": str(self.lab.socket)}
-        done = subprocess.run(self.lab.node.command(argv), capture_output=True, text=True, env=env, check=False)
+    def cli(self, *words: str, check: bool = True, space: Namespace | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a command of the command line against this agent (and its pins), in the node's namespace or another one."""
+        argv, env = self._command(words)
+        done = subprocess.run(
+            (space or self.lab.node).command(argv), capture_output=True, text=True, env=env, check=False
+        )
         if check and done.returncode:
             raise LabError(
                 f"lbagent {' '.join(words)}: exit {done.returncode}: {done.stderr or done.stdout}\n{self.tail()}"
             )
         return done
+
+    def popen(self, *words: str, **kwargs: Any) -> subprocess.Popen[str]:
+        """Start a command of the command line against this agent in the node's namespace."""
+        argv, env = self._command(words)
+        return self.lab.node.popen(argv, env=env, **kwargs)
+
+    def _command(self, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        """Return the argv of a command and its environment."""
+        offline = (
+            ["--bpffs", str(self.lab.bpffs)]
+            if words[0] in ("capture", "cleanup", "explain", "flow", "map", "monitor", "record")
+            else []
+        )
+        if words[0] in ("capture", "cleanup", "explain", "flow", "monitor", "record"):
+            offline += ["--state-dir", str(self.lab.folder / "state")]
+        return [*program(), *words, *offline], {**os.environ, "LBAGENT_SOCKET": str(self.lab.socket)}
 
     @property
     def api(self) -> AgentClient:

@@ -20,7 +20,60 @@ PODMAN = (
 DOCKER = ("docker.io", "containerd", "runc")  # 65 MB
 HAPROXY = ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1")  # 2.5 MB
 SSHD = ("openssh-server", "libwrap0", "libnsl2", "libtirpc3")  # 0.7 MB
-SETS = {"podman": PODMAN, "docker": DOCKER, "haproxy": HAPROXY, "sshd": SSHD}
+PROMETHEUS = ("prometheus",)  # 19 MB; promtool is in it
+TCPDUMP = ("tcpdump", "libpcap0.8", "libibverbs1", "libnl-3-200", "libnl-route-3-200", "libdbus-1-3")  # 1.2 MB
+CHROMIUM = (
+    *(
+        "chromium-headless-shell",
+        "chromium-common",
+        "fonts-dejavu-core",
+        "fontconfig-config",
+        "libasound2",
+        "libasyncns0",
+    ),
+    *(
+        "libatk1.0-0",
+        "libatspi2.0-0",
+        "libbsd0",
+        "libdav1d6",
+        "libdbus-1-3",
+        "libdouble-conversion3",
+        "libdrm2",
+        "libexpat1",
+    ),
+    *(
+        "libflac12",
+        "libfontconfig1",
+        "libfreetype6",
+        "libgbm1",
+        "libglib2.0-0",
+        "libgraphite2-3",
+        "libharfbuzz-subset0",
+    ),
+    *(
+        "libharfbuzz0b",
+        "libjpeg62-turbo",
+        "liblcms2-2",
+        "libmd0",
+        "libminizip1",
+        "libmp3lame0",
+        "libmpg123-0",
+        "libnspr4",
+    ),
+    *("libnss3", "libogg0", "libopenh264-7", "libopenjp2-7", "libopus0", "libpng16-16", "libpulse0", "libsndfile1"),
+    *("libvorbis0a", "libvorbisenc2", "libwayland-server0", "libx11-6", "libxau6", "libxcb-randr0", "libxcb1"),
+    *("libxcomposite1", "libxdamage1", "libxdmcp6", "libxext6", "libxfixes3", "libxi6", "libxkbcommon0", "libxnvctrl0"),
+    *("libxrandr2", "libxrender1"),
+)  # 115 MB
+SETS = {
+    "podman": PODMAN,
+    "docker": DOCKER,
+    "haproxy": HAPROXY,
+    "sshd": SSHD,
+    "prometheus": PROMETHEUS,
+    "tcpdump": TCPDUMP,
+    "chromium": CHROMIUM,
+}
 PAUSES_S = 0, 5, 20, 60, 0  # after each attempt: a name server may not answer for a moment
 LIBRARIES = "usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib/aarch64-linux-gnu"
 

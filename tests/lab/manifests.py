@@ -35,14 +35,18 @@ class Manifest:
     algorithm: str = "random"
     namespace: str = "e2e"
     spec: dict[str, Any] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
 
     def objects(self) -> list[dict[str, Any]]:
         """Return them as Kubernetes objects."""
         port = {"name": "p", "protocol": self.protocol, "port": self.port, "targetPort": "p"}
+        annotations = {"lbagent.io/algorithm": self.algorithm, **self.annotations}
         service = {
             "apiVersion": "v1", "kind": "Service",
-            "metadata": {"name": self.name, "namespace": self.namespace, "annotations": {"lbagent.io/algorithm": self.algorithm}},
+            "metadata": {"name": self.name, "namespace": self.namespace, "annotations": annotations},
             "spec": {"type": "ClusterIP", "clusterIPs": list(self.vips), "clusterIP": self.vips[0], "ports": [port], **self.spec},
+            "status": self.status,
         }  # fmt: skip
         slices: dict[tuple[str, int], list[Endpoint]] = {}
         for endpoint in self.endpoints:

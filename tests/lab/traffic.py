@@ -16,7 +16,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -267,6 +267,35 @@ class Talkers:
     def close(self) -> None:
         """Close all."""
         for sock in self.sockets:
+            sock.close()
+
+
+class Datagrams:
+    """Conversations over UDP with the DNS-like server, each by one connected socket."""
+
+    def __init__(self, client: Namespace, addresses: Iterable[str], port: int, count: int) -> None:
+        """Begin `count` with each address: one query on each."""
+        self._sockets = []
+        with client.entered():
+            for address in itertools.chain.from_iterable(itertools.repeat(each, count) for each in addresses):
+                family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                self._sockets.append(sock := socket.socket(family, socket.SOCK_DGRAM))
+                sock.settimeout(TIMEOUT_S)
+                sock.connect((address, port))
+        self.first = self.ask()
+
+    def ask(self) -> list[str]:
+        """Send a query on each; return the backends that answer. Raises OSError."""
+        found = []
+        for sock in self._sockets:
+            question = dns_question()
+            sock.send(question)
+            found.append(dns_answer(question, sock.recv(2048)).backend)
+        return found
+
+    def close(self) -> None:
+        """Close all."""
+        for sock in self._sockets:
             sock.close()
 
 

@@ -10,56 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lbagent.maps.flow_layout import FLOW, REPLY_MARK, SPILL_VALUE, FlowState, WordRecord
-from lbagent.maps.flow_reader import MAX_READS, PIECE_ENTRIES, count, flows
+from lbagent.maps.flow_layout import FLOW, REPLY_MARK, SPILL_VALUE, FlowState
+from lbagent.maps.flow_reader import MAX_READS, PIECE_ENTRIES, count, flows, totals
 from lbagent.maps.layout import PathL4
 from lbagent.maps.map_names import family_map
 from lbagent.maps.memory_maps import MemoryMaps
-from lbagent.maps.specs import Sizes
 from lbagent.model.family import Family
+from tests.maps.flow_table import ENTRIES, PORT, entry, maps_with, swapped, words
 
-ENTRIES = 2 * PIECE_ENTRIES
 FAMILIES = pytest.mark.parametrize("family", Family, ids=str)
-PORT = 0x1F90  # 8080; in a word it lies as 0x901F
-
-
-def words(record: WordRecord, **values: int) -> list[int]:
-    """Return the words of a record with these fields; every other one is 0."""
-    out = [0] * record.words
-    for name, value in values.items():
-        field = record.fields[name]
-        assert value < 1 << field.width
-        out[field.word] |= value << field.shift
-    return out
-
-
-def swapped(port: int) -> int:
-    return int.from_bytes(port.to_bytes(2, "big"), "little")
-
-
-def entry(family: Family, number: int = 1, **values: int) -> list[int]:
-    """Return a whole entry of an established flow of client `number` to backend 7."""
-    given = {
-        "generation": 5,
-        "value_generation": 5,
-        "client_port": swapped(PORT),
-        "vip_port": swapped(80),
-        "client": number,
-    }
-    if family is Family.IPV4:
-        given["vip_generation"] = given["generation"]
-    given |= {"vip": 9, "state": 1, "backend": 7} | values
-    return words(FLOW[family], **given)
-
-
-def maps_with(family: Family, entries: dict[int, list[int]]) -> MemoryMaps:
-    maps = MemoryMaps(Sizes(flow4=ENTRIES, flow6=ENTRIES))
-    size = FLOW[family].size
-    with maps.window(family_map(family, "flow"), 0, ENTRIES * size) as view, view.cast("Q") as table:
-        for at, each in entries.items():
-            for number, word in enumerate(each):
-                table[at * size // 8 + number] = word
-    return maps
 
 
 def read(maps: MemoryMaps, family: Family) -> list:
@@ -106,6 +65,29 @@ def test_free_and_busy_entries_are_no_flows(family: Family) -> None:
     maps = maps_with(family, {0: busy, 3: entry(family), 5: [7] + [0] * (FLOW[family].words - 1)})
     assert len(read(maps, family)) == 1
     assert count(maps, family) == Counter({7: 1})
+
+
+@FAMILIES
+def test_totals_by_frontend_and_backend(family: Family) -> None:
+    torn = entry(family, 9, service=3)
+    torn[0] ^= 1  # the owner word is of another flow already
+    maps = maps_with(
+        family,
+        {
+            0: entry(family, 1, service=3, backend=7),
+            1: entry(family, 2, service=3, backend=7, state=0),
+            2: entry(family, 3, service=3, backend=8, l4=1),
+            3: entry(family, 4, service=3, backend=7, state=int(FlowState.CLOSING)),
+            4: entry(family, 5, service=3, backend=0),
+            5: torn,
+            PIECE_ENTRIES + 1: entry(family, 6, service=0xFFFF, backend=0xFFFFF, state=3),
+        },
+    )
+    assert totals(maps, family) == {
+        (3, 7, PathL4.TCP): 2,
+        (3, 8, PathL4.UDP): 1,
+        (0xFFFF, 0xFFFFF, PathL4.TCP): 1,
+    }
 
 
 class Changing(MemoryMaps):

@@ -3,10 +3,12 @@
 import pytest
 
 from lbagent.maps import specs
+from lbagent.maps.event_layout import EVENT_MAP
 from lbagent.maps.map_names import family_map
 from lbagent.maps.specs import (
     MAP_NAMES,
     OLD_MAPS,
+    TRACE_MAP,
     MapType,
     Sizes,
     counter_stripe_bytes,
@@ -20,7 +22,8 @@ from lbagent.model.family import Family
 
 def test_map_names_fit_what_pins_and_symbols_need():
     found = map_specs()
-    assert len(found) + len(OLD_MAPS) == len(set(MAP_NAMES))
+    assert {*found, *OLD_MAPS, TRACE_MAP, EVENT_MAP} == set(MAP_NAMES)
+    assert len(found) + len(OLD_MAPS) + 2 == len(MAP_NAMES)
     assert set(OLD_MAPS.values()) <= found.keys()
     assert all(name.isidentifier() for name in found)
     assert {spec.key_size for spec in found.values() if spec.type in (MapType.ARRAY, MapType.PERCPU_ARRAY)} == {4}
@@ -61,6 +64,11 @@ def test_what_a_program_sees_as_one_record_is_an_array_of_one_entry():
         ("lb4_stream", MapType.ARRAY, (4, 32768 * 24, 1)),
         ("lb6_stream", MapType.ARRAY, (4, 32768 * 48, 1)),
         ("lb_live", MapType.ARRAY, (4, 2 * 1024 * 4, 1)),
+        ("lb4_left", MapType.HASH, (16, 8, 65536)),
+        ("lb6_left", MapType.HASH, (40, 8, 65536)),
+        ("lb_closing", MapType.ARRAY, (4, 2 * 1024 * 4, 1)),
+        ("lb_handshake", MapType.ARRAY, (4, 8192 * 24, 1)),
+        ("lb_tcp", MapType.ARRAY, (4, 1024 * 96, 1)),
         ("lb_filter", MapType.ARRAY, (4, 3 << 17, 1)),
         ("lb_scratch", MapType.PERCPU_ARRAY, (4, 256, 1)),
         ("lb_ratelimit", MapType.PERCPU_ARRAY, (4, 16, 1)),

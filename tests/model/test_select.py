@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,7 +12,15 @@ from msgspec.structs import replace
 
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.backend import BackendState
-from lbagent.model.select import EndpointInfo, EndpointSet, deduplicate, endpoint_state, filtered_state, select
+from lbagent.model.select import (
+    EndpointInfo,
+    EndpointSet,
+    deduplicate,
+    endpoint_state,
+    filtered_state,
+    quarantine_failed,
+    select,
+)
 
 READY: dict[str, Any] = {}
 DEAD: dict[str, Any] = {"ready": False, "serving": False}
@@ -285,3 +294,132 @@ def test_slots_are_in_the_order_of_addresses(found, is_mixed):
     ]
     slots = [endpoint.address for endpoint in select(endpoints).cluster.selectable]
     assert slots == sorted({endpoint.address for endpoint in endpoints}, key=lambda address: address.sort_key)
+
+
+# --- health checks ---
+
+OPERATORS_ACTIVE: dict[str, Any] = {"override": BackendState.ACTIVE, "is_operators": True}
+
+
+def _checked(failed: Iterable[int], *endpoints: EndpointInfo) -> tuple[list[int], list[int], bool]:
+    """Return which endpoints get new flows, which are quarantined, and whether the checks change nothing."""
+    found = quarantine_failed(endpoints, {_endpoint(number).address for number in failed})
+    picked = select(found.endpoints).cluster
+    states = {each.address.address[3]: endpoint_state(each) for each in found.endpoints}
+    quarantined = sorted(number for number, state in states.items() if state is BackendState.QUARANTINED)
+    return _numbers(picked.selectable), quarantined, found.panic
+
+
+@pytest.mark.parametrize(
+    ("count", "failed", "selectable"),
+    [
+        (1, [1], [1]),
+        (2, [1], [2]),
+        (2, [1, 2], [1, 2]),
+        (3, [1, 2], [1, 2, 3]),
+        (4, [1, 2], [3, 4]),
+        (5, [1, 2], [3, 4, 5]),
+        (5, [1, 2, 3], [1, 2, 3, 4, 5]),
+    ],
+)
+def test_failed_ones_are_out_unless_they_are_more_than_half(
+    count: int, failed: list[int], selectable: list[int]
+) -> None:
+    panic = len(selectable) == count
+    quarantined = [] if panic else failed
+    assert _checked(failed, *map(_endpoint, range(1, count + 1))) == (selectable, quarantined, panic)
+
+
+def test_half_is_of_those_that_would_get_new_flows() -> None:
+    """Of 1 to 4 only 1 and 2 would: one of two may be out, both not."""
+    others = _endpoint(3, DEAD), _endpoint(4, MAINTENANCE), _endpoint(5, QUARANTINED), _endpoint(6, TERM)
+    assert _checked([1, 3, 4], _endpoint(1), _endpoint(2), *others) == ([2], [1, 5], False)
+    assert _checked([1, 2], _endpoint(1), _endpoint(2), *others) == ([1, 2], [5], True)
+
+
+def test_what_the_operator_set_stays() -> None:
+    pinned = _endpoint(1, OPERATORS_ACTIVE)
+    assert _checked([1, 2], pinned, _endpoint(2), _endpoint(3)) == ([1, 3], [2], False)
+    assert _checked([1], pinned) == ([1], [], False)
+    maintenance = _endpoint(1, {"override": BackendState.MAINTENANCE, "is_operators": True})
+    assert _checked([1], maintenance, _endpoint(2)) == ([2], [], False)
+
+
+def test_terminating_ones_that_fail_are_no_fallback_but_never_the_last_ones() -> None:
+    assert _checked([1], _endpoint(1, TERM), _endpoint(2, TERM))[0] == [2]
+    assert _checked([1], _endpoint(1, TERM))[0] == [1]
+    assert _checked([1, 2], _endpoint(1, TERM), _endpoint(2, TERM))[0] == [1, 2]
+
+
+def test_an_endpoint_of_two_slices_counts_once() -> None:
+    assert _checked([1], _endpoint(1), _endpoint(1), _endpoint(2)) == ([2], [1], False)
+
+
+@given(
+    st.lists(st.sampled_from([READY, DEAD, TERM, TERM_DEAD, MAINTENANCE, QUARANTINED, OPERATORS_ACTIVE]), max_size=8),
+    st.sets(st.integers(0, 7)),
+)
+def test_a_check_never_empties_a_service(traits: list[dict[str, Any]], failed: set[int]) -> None:
+    endpoints = [_endpoint(number, each) for number, each in enumerate(traits)]
+    before = _numbers(select(endpoints).cluster.selectable)
+    after = _checked(failed, *endpoints)[0]
+    assert 2 * len(after) >= len(before)
+    assert set(after) <= set(before)
+
+
+# --- dead nodes ---
+
+GONE: dict[str, Any] = {"node_is_dead": True, "node_name": "n9"}
+
+
+def test_endpoints_of_a_dead_node_get_no_new_flow_while_another_can() -> None:
+    picked = select([_endpoint(1, GONE), _endpoint(2), _endpoint(3, GONE)])
+    assert _groups(picked.for_cluster_ip(False)) == ([2], [], [], [1, 3])
+    assert picked.has_any
+
+
+@pytest.mark.parametrize("trait", [READY, TERM])
+def test_they_return_when_no_other_endpoint_of_the_service_is_left(trait: dict[str, Any]) -> None:
+    """One that is not ready, quarantined or in maintenance is not left: it could take no flow either."""
+    others = [_endpoint(2, DEAD), _endpoint(3, QUARANTINED), _endpoint(4, MAINTENANCE), _endpoint(5, TERM_DEAD)]
+    picked = select([_endpoint(1, GONE, trait), *others])
+    assert _groups(picked.for_cluster_ip(False))[0] == [1]
+
+
+def test_a_terminating_endpoint_that_serves_is_preferred_to_a_dead_node() -> None:
+    picked = select([_endpoint(1, GONE), _endpoint(2, TERM)])
+    assert _groups(picked.for_cluster_ip(False)) == ([2], [], [], [1])
+
+
+def test_on_a_dead_node_what_the_operator_took_out_stays_out() -> None:
+    picked = select([_endpoint(1, GONE, QUARANTINED), _endpoint(2, GONE), _endpoint(3, GONE, MAINTENANCE)])
+    assert _groups(picked.for_cluster_ip(False)) == ([2], [1], [3], [])
+
+
+def test_a_zone_whose_nodes_are_all_dead_uses_the_others() -> None:
+    here, there = {"zone_hints": ("a",)}, {"zone_hints": ("b",)}
+    picked = select([_endpoint(1, GONE, here), _endpoint(2, there)], zone="a")
+    assert _groups(picked.for_cluster_ip(False))[0] == [2]
+
+
+def test_a_tier_whose_nodes_are_all_dead_is_passed_over() -> None:
+    picked = select([_endpoint(1, GONE, {"tier": 0}), _endpoint(2, {"tier": 1})])
+    assert _groups(picked.for_cluster_ip(False))[0] == [2]
+
+
+def test_the_entry_of_one_on_a_dead_node_takes_no_repeated_syn() -> None:
+    """Quarantined: its flows go on, and a SYN selects another backend. Other states stay what they are."""
+    assert filtered_state(_endpoint(1, GONE)) is BackendState.QUARANTINED
+    assert filtered_state(_endpoint(1, GONE, TERM)) is BackendState.TERMINATING
+    assert filtered_state(_endpoint(1, GONE, MAINTENANCE)) is BackendState.MAINTENANCE
+    assert filtered_state(_endpoint(1)) is BackendState.ACTIVE
+
+
+@given(st.lists(st.tuples(st.sampled_from([READY, DEAD, TERM, QUARANTINED, MAINTENANCE]), st.booleans()), max_size=8))
+def test_dead_nodes_never_empty_a_service(traits: list[tuple[dict[str, Any], bool]]) -> None:
+    with_dead = [_endpoint(number, trait, GONE if dead else {}) for number, (trait, dead) in enumerate(traits)]
+    without = [_endpoint(number, trait) for number, (trait, _) in enumerate(traits)]
+    chosen, usual = select(with_dead).cluster, select(without).cluster
+    assert bool(chosen.selectable) == bool(usual.selectable)
+    kinds = {endpoint.node_is_dead for endpoint in chosen.selectable}
+    assert len(kinds) <= 1

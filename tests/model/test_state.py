@@ -5,7 +5,7 @@ from __future__ import annotations
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend, BackendState
 from lbagent.model.service import SVC, ServiceName
-from lbagent.model.state import State, StateDelta, common_prefix_and_suffix, next_generation
+from lbagent.model.state import State, StateDelta, common_prefix_and_suffix, names_changed, next_generation
 
 WEB, DNS = ServiceName("shop", "web"), ServiceName("kube-system", "dns")
 ONE, TWO = L3n4Addr.parse("10.0.0.1:80"), L3n4Addr.parse("10.0.0.2:80")
@@ -128,3 +128,19 @@ def test_a_generation_is_new_when_a_service_is() -> None:
     assert next_generation(State(5, (a, b, c)), State(0, (a, c))) == 6
     assert next_generation(State(5, (a, b)), State(0, (a, b, c))) == 6
     assert next_generation(State(5, ()), State(0, ())) == 5
+
+
+def test_the_names_of_services_that_changed() -> None:
+    """Also of one whose frontends are another object and equal, of one that came and of one that went; with and without a delta."""
+
+    def frontend(number: int) -> SVC:
+        return SVC(L3n4Addr.parse(f"10.96.0.{number}:80"), 0, ServiceName("shop", f"s{number}"))
+
+    one, two, three, four = (frontend(number) for number in (1, 2, 3, 4))
+    old = State(1, (one, two, three))
+    assert names_changed(old, State(2, old.services)) == set()
+    assert names_changed(old, State(2, (one, frontend(2), three))) == {two.name}
+    assert names_changed(old, State(2, (one, three))) == {two.name}
+    assert names_changed(old, State(2, (one, two, three, four))) == {four.name}
+    after = (one, frontend(2), three)
+    assert names_changed(old, State(2, after, StateDelta(old.services, after, 1, 1))) == {two.name}

@@ -13,7 +13,8 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ LOST_S = 0.6  # for an open connection: a segment is repeated after 0.2 s
 IP_RECVERR, IPV6_RECVERR = 11, 25
 ORIGINS = {1: "local", 2: "icmp", 3: "icmp6"}
 TOKEN = struct.Struct("!Q")
+SOURCE_PORTS = range(33000, 61000)  # no NodePort is among them
 
 
 @dataclass(frozen=True, order=True)
@@ -76,9 +78,9 @@ def _abort(sock: socket.socket) -> None:
 
 
 class _Pending:
-    """A request that has no outcome yet."""
+    """A request that has no outcome yet. `ports`: source ports to try."""
 
-    def __init__(self, request: Request, token: bytes) -> None:
+    def __init__(self, request: Request, token: bytes, ports: Iterator[int]) -> None:
         self.token, self.outcome = token, SILENT
         self.server: socket.socket | None = None
         self.is_open = self.is_done = False
@@ -91,8 +93,7 @@ class _Pending:
             (socket.IPPROTO_IPV6, IPV6_RECVERR) if frontend.version == 6 else (socket.IPPROTO_IP, IP_RECVERR)
         )
         self.sock.setsockopt(level, option, 1)
-        if request.source:
-            self.sock.bind((request.source, 0))
+        _bind(self.sock, request.source, ports)
         self.begin((frontend.address, frontend.port))
 
     def begin(self, address: tuple[str, int]) -> None:
@@ -143,6 +144,17 @@ class _Pending:
         return self.outcome, None
 
 
+def _bind(sock: socket.socket, source: str, ports: Iterator[int]) -> None:
+    for port in ports:
+        try:
+            sock.bind((source, port))
+        except OSError as fault:
+            if fault.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return
+
+
 class Asker:
     """The servers of one laboratory, and requests to them."""
 
@@ -152,6 +164,10 @@ class Asker:
         self._servers: dict[int, tuple[str, socket.socket]] = {}
         self._accepted: dict[int, tuple[str, str, socket.socket]] = {}
         self._tokens = itertools.count(1)
+        # Each client has each port once in a while: two flows of one client port may need another source (docs/renderers.md).
+        self._ports: defaultdict[tuple[Namespace, str], Iterator[int]] = defaultdict(
+            lambda: itertools.cycle(SOURCE_PORTS)
+        )
         for name, addresses in BACKENDS.items():
             with spaces[name].entered():
                 for address, port in itertools.product(addresses, PORTS):
@@ -175,13 +191,16 @@ class Asker:
 
     # --- requests ---
 
-    def ask(self, requests: Sequence[Request]) -> list[tuple[Outcome, Conversation | None]]:
+    def ask(self, requests: Sequence[Request], wait_s: float = SILENT_S) -> list[tuple[Outcome, Conversation | None]]:
         """Make requests, all at a time, each on a new socket; those that were answered stay open. The order is that of `requests`."""
         made: list[_Pending] = []
         for place, group in itertools.groupby(requests, lambda request: request.place):
             with place.entered():
-                made += [_Pending(request, TOKEN.pack(next(self._tokens))) for request in group]
-        self._run(made, SILENT_S)
+                made += [
+                    _Pending(request, TOKEN.pack(next(self._tokens)), self._ports[place, request.source])
+                    for request in group
+                ]
+        self._run(made, wait_s)
         return [each.result() for each in made]
 
     def _run(self, made: Sequence[_Pending], wait_s: float) -> None:
@@ -234,7 +253,7 @@ class Asker:
 
     # --- open connections ---
 
-    def still(self, conversations: Sequence[Conversation]) -> list[str]:
+    def still(self, conversations: Sequence[Conversation], wait_s: float = LOST_S) -> list[str]:
         """Return what open connections feel: kept, reset, moved, refused or silent. UDP by a datagram, TCP by a segment each way."""
         sent = {TOKEN.pack(next(self._tokens)): each for each in conversations}
         out: dict[Conversation, str] = {}
@@ -243,7 +262,7 @@ class Asker:
                 each.sock.send(token)
             except OSError as fault:
                 out[each] = _broken(fault)
-        deadline = time.monotonic() + LOST_S
+        deadline = time.monotonic() + wait_s
         while len(out) < len(sent) and time.monotonic() < deadline:
             for token, each in sent.items():
                 if each not in out and (felt := self._felt(each, token)):
@@ -257,7 +276,7 @@ class Asker:
         try:
             if conversation.server is not None:
                 with contextlib.suppress(BlockingIOError, ConnectionError):
-                    if conversation.server.recv(64) == token:
+                    if conversation.server.recv(64).endswith(token):
                         conversation.server.send(token)
             if conversation.sock.recv(64) == token:
                 return (

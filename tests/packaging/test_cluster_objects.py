@@ -135,6 +135,19 @@ def test_the_configuration_is_good(tmp_path: Path) -> None:
     loaded = config.load({}, {}, str(path))
     assert loaded.in_cluster
     assert loaded.socket_lb
+    assert loaded.node_liveness == "udp"
+
+
+def test_the_key_of_the_echo_is_a_secret_that_is_mounted_where_the_settings_say() -> None:
+    secret = objects()["Secret", "lbagent-liveness"]
+    assert "data" not in secret, "no key that everyone knows"
+    assert "stringData" not in secret
+    (volume,) = [each for each in pod()["volumes"] if each.get("secret")]
+    assert volume["secret"]["secretName"] == secret["metadata"]["name"]
+    (container,) = pod()["containers"]
+    (mount,) = [each for each in container["volumeMounts"] if each["name"] == volume["name"]]
+    settings = yaml.safe_load(objects()[SETTINGS]["data"]["lbagent.yaml"])
+    assert settings["liveness-key-file"] == f"{mount['mountPath']}/key"
 
 
 def test_folders_that_the_agent_uses_are_the_nodes() -> None:
@@ -163,7 +176,7 @@ def test_the_pod_is_not_privileged_and_runs_everywhere() -> None:
     (container,) = spec["containers"]
     security = container["securityContext"]
     assert not security["privileged"]
-    assert security["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN", "SYS_ADMIN"]}
+    assert security["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN", "SYS_ADMIN", "NET_RAW"]}
     assert security["readOnlyRootFilesystem"]
     assert spec["hostNetwork"]
     assert spec["tolerations"] == [{"operator": "Exists"}]

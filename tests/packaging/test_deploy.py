@@ -36,6 +36,7 @@ def test_commented_values_are_the_defaults():
         "announce",
         "apilb",
         "kubeconfig",
+        "liveness-key-file",
         "device",
         "pod-device",
         "node-name",

@@ -133,6 +133,16 @@ def run_agent(
     return done.stdout, done.stderr
 
 
+def test_the_image_has_the_plug_in_of_kubectl(rootfs: Path) -> None:
+    done = subprocess.run(
+        ["chroot", rootfs, "kubectl-lbagent", "--node", "n"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: give a verb of lbagent, as `flow list`; kubectl lbagent --help\n",
+    )
+
+
 def test_the_agent_runs_in_the_image_with_the_capabilities_of_the_daemonset(rootfs: Path) -> None:
     with cgroup.made() as path:
         said, messages = run_agent(rootfs, capabilities(DAEMONSET), path)

@@ -17,6 +17,9 @@ from lbagent.bpf.compiler.compile import DEBIAN_PACKAGES, bcc_version
 
 ROOT = Path(__file__).resolve().parents[2]
 ARTIFACT = "lbagent/bpf/lbagent.bpf.json"
+DRY_ARTIFACT = "lbagent/bpf/lbagent.dry.bpf.json"
+SAMPLING_ARTIFACT = "lbagent/bpf/lbagent.sampling.bpf.json"
+PAGE = "lbagent/api/status_page.html"
 PARTS = ("lbagent", "deploy", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
 WITHOUT_BCC = ("unshare", "-m", "sh", "-c", f'mount -t tmpfs none {DEBIAN_PACKAGES}/bcc && exec "$@"', "sh")
 
@@ -62,8 +65,10 @@ def test_a_wheel_has_programs_units_and_example(checkout, tmp_path):
     with wheel(tmp_path / "dist", checkout) as found:
         names = {name.split(".data/data/")[-1] for name in found.namelist()}
         units = {f"lib/systemd/system/{name}.service" for name in ("lbagent", "lbagent-apilb")}
-        assert units | {"share/lbagent/lbagent.yaml", ARTIFACT} <= names
+        assert units | {"share/lbagent/lbagent.yaml", ARTIFACT, DRY_ARTIFACT, SAMPLING_ARTIFACT, PAGE} <= names
         assert len(json.loads(found.read(ARTIFACT))["programs"]) > 30
+        (entries,) = (name for name in found.namelist() if name.endswith(".dist-info/entry_points.txt"))
+        assert "kubectl-lbagent = lbagent.cli.kubectl_plugin:main" in found.read(entries).decode()
 
 
 @pytest.mark.skipif(not bcc_version(), reason="needs BCC")

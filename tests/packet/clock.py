@@ -1,7 +1,7 @@
 """A clock that tests set: programs loaded with it see hours pass at once.
 
-The programs read jiffies (flows, slots, answers) and nanoseconds (affinity) from the kernel. Here a number of the test replaces
-both: the instructions are those that are shipped, except for these two calls. So a test can check the tick in which a time-out
+The programs read jiffies (flows, slots, answers) and nanoseconds (affinity, handshakes) from the kernel. Here a number of the test replaces
+both: the instructions are those that are shipped, except for these calls. So a test can check the tick in which a time-out
 ends, on a machine of any speed.
 """
 
@@ -30,7 +30,11 @@ if TYPE_CHECKING:
     from tests.packet.craft import Family
     from tests.packet.world import World
 
-HELPERS = {118: 0, 160: 8}  # bpf_jiffies64, bpf_ktime_get_coarse_ns: where the map has what is added
+HELPERS = {
+    118: 0,
+    160: 8,
+    5: 8,
+}  # bpf_jiffies64, bpf_ktime_get_coarse_ns, bpf_ktime_get_ns: where the map has what is added
 SHIFT = program_settings.tick_shift(jiffies.hz())
 TICK_NS = (1 << SHIFT) * 1_000_000_000 // jiffies.hz()
 TICK_S = TICK_NS / 1e9
@@ -47,6 +51,7 @@ class Clock:
         """Begin at START."""
         self.fd = pins.create_map(MapSpec("test_clock", MapType.ARRAY, 4, 16, 1, F_MMAPABLE))
         self._ticks = 0
+        self.ns = 0  # what the programs read
         self.restart()
 
     def splice(self, artifact: Artifact, maps: Mapping[str, int]) -> Artifact:
@@ -58,7 +63,16 @@ class Clock:
     def pass_ticks(self, ticks: int) -> None:
         """Let time pass."""
         self._ticks += ticks
-        bpf_map.map_update(self.fd, bytes(4), struct.pack("=QQ", self._ticks << SHIFT, self._ticks * TICK_NS))
+        self.ns = self._ticks * TICK_NS
+        self._write()
+
+    def pass_ns(self, ns: int) -> None:
+        """Let nanoseconds pass, and no tick: they are forgotten with the next one."""
+        self.ns += ns
+        self._write()
+
+    def _write(self) -> None:
+        bpf_map.map_update(self.fd, bytes(4), struct.pack("=QQ", self._ticks << SHIFT, self.ns))
 
     def pass_seconds(self, seconds: float) -> None:
         """Let at least so many seconds pass; less than two ticks more."""

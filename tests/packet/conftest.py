@@ -35,10 +35,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def loaded_world() -> Iterator[World]:
-    """Load the programs once, with default settings and small tables."""
+    """Load the programs once, with default settings and small tables, and a clock that stands still."""
     try:
-        with open_world() as world:
-            yield world
+        with open_timed_world() as timed:
+            yield timed.world
     except Unsupported as error:
         pytest.skip(str(error))
 

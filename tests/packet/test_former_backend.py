@@ -84,6 +84,27 @@ def test_a_connection_stays(world: World, fam: Family, hook: str, *, local: bool
 
 
 @BOTH_WAYS
+@pytest.mark.parametrize("opens", [False, True])
+def test_connections_end_where_no_service_has_the_backend(
+    world: World, fam: Family, hook: str, *, local: bool, opens: bool
+) -> None:
+    """One that opens, too. Those of the frontend that keeps it stay."""
+    two = Two(world, fam, hook, TCP, local=local)
+    talk = two.of_a
+    if opens:
+        talk = Caller(world, two.of_a.service, hook=hook, port=40009)
+        talk.send("S")
+    two.former.add([(two.of_a.service.id, two.old.id)], of_all=True)
+    two.sweep()
+    two.sweep()
+    assert not two.former.waiting
+    assert not two.former.of_all
+    assert talk.send("A").counted[Reason.REJECT_BACKEND_GONE] == 1
+    assert two.of_b.stays("A")
+    assert two.of_b.is_answered("A")
+
+
+@BOTH_WAYS
 def test_what_the_old_backend_still_answers_reaches_the_client(
     world: World, fam: Family, hook: str, *, local: bool
 ) -> None:

@@ -14,6 +14,7 @@ from tests.packet.world import XDP, World
 PACKETS = 200_000
 
 
+@pytest.mark.timeout(900)  # a minute alone
 @pytest.mark.slow
 def test_no_packet_breaks_a_rule(world: World) -> None:
     """Truncated at every length, bad lengths, nested VLAN, extension chains, short quotes, fragments, flipped bits."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -69,6 +71,47 @@ def test_a_connection_from_its_syn_on_is_balanced(syn_world: World, fam: Family,
 def test_datagrams_are_balanced(syn_world: World, fam: Family, hook: str) -> None:
     backend = serve(syn_world, fam, UDP)
     assert expect.destination(syn_world.run(hook, segment(fam, "", UDP))) == backend.endpoint
+
+
+def key(fam: Family, sport: int = 40000) -> bytes:
+    """Return the key of the client's UDP conversation with the frontend: the words of docs/maps.md, little-endian."""
+    client, vip = fam.packed(fam.client), fam.packed(fam.vip)
+    here, there = sport.to_bytes(2, "big"), (80).to_bytes(2, "big")
+    if len(vip) == 4:
+        return b"\0\x40" + here + client + b"\0\0" + there + vip
+    return b"\0\x40" + vip[14:] + there + here + client + vip
+
+
+def until(seconds: int) -> bytes:
+    """Return the value of a conversation that the kernel forgets after these seconds."""
+    return (time.monotonic_ns() + seconds * 10**9).to_bytes(8, sys.byteorder)
+
+
+def test_a_conversation_that_the_kernel_translates_is_left_to_it(syn_world: World, fam: Family, hook: str) -> None:
+    backend = serve(syn_world, fam, UDP)
+    frame, other = segment(fam, "", UDP), segment(fam, "", UDP, sport=40001)
+    name = f"lb{fam.version}_left"
+    syn_world.put(name, [(key(fam), until(60))])
+    for _ in range(2):
+        is_left_alone(syn_world.run(hook, frame), frame)
+    assert expect.destination(syn_world.run(hook, other)) == backend.endpoint
+    syn_world.put(name, [(key(fam, 40001), until(60))])
+    assert expect.destination(syn_world.run(hook, other)) == backend.endpoint  # it is a flow
+    syn_world.maps.delete_many(name, [key(fam)])
+    assert expect.destination(syn_world.run(hook, frame)) == backend.endpoint
+
+
+def test_a_conversation_that_the_kernel_forgot_is_balanced(syn_world: World, fam: Family, hook: str) -> None:
+    """Also where no agent has deleted it."""
+    backend = serve(syn_world, fam, UDP)
+    syn_world.put(f"lb{fam.version}_left", [(key(fam), until(-1))])
+    assert expect.destination(syn_world.run(hook, segment(fam, "", UDP))) == backend.endpoint
+
+
+def test_by_default_no_conversation_is_left_to_the_kernel(world: World, fam: Family, hook: str) -> None:
+    backend = serve(world, fam, UDP)
+    world.put(f"lb{fam.version}_left", [(key(fam), until(60))])
+    assert expect.destination(world.run(hook, segment(fam, "", UDP))) == backend.endpoint
 
 
 def test_a_port_without_a_service_is_refused_as_ever(syn_world: World, fam: Family, hook: str) -> None:

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from lbagent.bpf.load.program_settings import ProgramSettings
+from lbagent.bpf.load.program_settings import ProgramSettings, pack_config
+from lbagent.bpf.run.flow_delete import FlowDeleter
+from lbagent.kernel import jiffies
+from lbagent.maps.flow_reader import raw_flows
+from lbagent.model import family as model
 from tests.packet import table
 from tests.packet.caller import Caller
 from tests.packet.clock import Clock, TimedWorld, ticks_of
 from tests.packet.craft import Family
-from tests.packet.harness import SMALL, open_world
+from tests.packet.harness import SEEDS, SMALL, open_world
 from tests.packet.race_points import RacePoints, noted, part, put, race_artifact
 from tests.packet.test_clock import caller, newcomer
 from tests.packet.test_migrate import GROWN, Change, Talk, changes
@@ -224,3 +228,31 @@ def test_a_flow_changes_while_it_is_moved(
     change.end()
     moved = table.only(change.world, fam)
     assert (moved.state, moved.fin) == ((table.CLOSING, 0) if flags == "R" else (table.EST, 1))
+
+
+# --- a flow is deleted ---
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["delete", "reset"])
+def test_a_flow_that_changes_while_it_is_deleted_stays(
+    racing_world: RacingWorld, fam: Family, hook: str, *, reset: bool
+) -> None:
+    """Its client's FIN comes after the entry was compared."""
+    world, points = racing_world.world, racing_world.points
+    talk = caller(world, fam, hook)
+    talk.establish()
+    family = model.Family(fam.version)
+    flows = [raw for piece in raw_flows(world.maps, family) for raw in piece]
+    points.let_in("FLOW_DELETE", noted(world, fam.version, lambda: talk.send("FA")))
+    fds = world.maps.fds
+    sizes = dataclasses.replace(SMALL, flow4=ENTRIES, flow6=ENTRIES, snat4=64, snat6=64)
+    config = pack_config(ONE_PORT, sizes, SEEDS, jiffies.hz())
+    made = racing_world.clock.splice(points.splice(race_artifact(), fds), fds)
+    with FlowDeleter(fds, config, made, reset=reset) as deleter:
+        assert deleter.delete(family, flows) == 0
+        assert points.passed("FLOW_DELETE")
+        assert table.only(world, fam).fin == 1
+        assert table.held_slots(world, fam) == 1
+        assert talk.stays()
+        assert deleter.delete(family, [raw for piece in raw_flows(world.maps, family) for raw in piece]) == 1
+    assert table.held_slots(world, fam) == 0

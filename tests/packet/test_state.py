@@ -263,6 +263,24 @@ def test_the_sweeper_counts_into_one_half(world: World, fam: Family, half: int) 
     assert counted == wanted
 
 
+@pytest.mark.parametrize("end", [("FA", "<FA", "A"), ("R",), ("<R",), ("FA",), ()])
+def test_the_sweeper_counts_flows_that_have_ended(world: World, fam: Family, hook: str, end: tuple[str, ...]) -> None:
+    """A connection that one side has closed lives."""
+    talk = Talk(world, fam, hook, TCP, local=False)
+    for packet in ("S", "<SA", "A", *end):
+        (talk.from_backend if packet.startswith("<") else talk.from_client)(packet.lstrip("<"))
+    for name in ("lb_live", "lb_closing"):
+        world.clear(name)
+    sweep(world, fam, half=1)
+    counts = []
+    for name in ("lb_live", "lb_closing"):
+        with world.maps.window(name, 0, world.maps.specs[name].value_size) as view:
+            found = struct.unpack(f"={len(view) // 4}I", view)
+        assert not any(found[: world.sizes.backends])
+        counts.append(sum(found))
+    assert counts == [1, int(end not in (("FA",), ()))]
+
+
 def test_expired_flow_gives_its_place_to_a_new_one(world: World, fam: Family, hook: str) -> None:
     """An expired connection that continues is either the same as before or a new one, never that of another client."""
     talk = Talk(world, fam, hook, TCP, local=False)

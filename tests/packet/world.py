@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.run.sweep import trust_ages
+from lbagent.kernel import bpf_map
+from lbagent.kernel.cpus import possible_cpus
 from lbagent.maps import layout, mmap_window, prefilter
 from lbagent.maps.layout import PATH_L4_SHIFT, DeviceFlag, PathFlag, PathL4
 from lbagent.maps.reasons import Reason
@@ -130,6 +132,7 @@ class World:
         self._written.clear()
         for name in ("lb4_path", "lb6_path", "lb_nexthop", "lb_filter", "lb_device", "lb_direct"):
             self.clear(name)
+        bpf_map.map_update(self.maps.fd("lb_ratelimit"), bytes(4), bytes(16 * possible_cpus()))  # full buckets
         self.forget_flows()
         self._filter_users: Counter[tuple[str, bytes]] = Counter()
         self._service_id = self._backend_id = 0
@@ -344,6 +347,16 @@ class World:
     def wildcard(self, family: Family, address: str) -> ServiceRow:
         """Enter the `ID=0 ADDR=IP:0/ANY` row by which an undefined port of a ClusterIP is rejected."""
         return self.service(family, address, 0, 0, flags=TYPE_CLUSTER_IP, ident=0)
+
+    def echo(self, address: str, outside: ServiceRow, inside: ServiceRow | None = None) -> None:
+        """Let these frontends decide about the pings of an address, for clients of outside and of inside."""
+        value = b""
+        for row in (outside, inside or outside):
+            flags = (row.flags & 0xFF, row.flags >> 8)
+            value += layout.LB_SERVICE.pack(0, int(bool(row.backends)), row.id.to_bytes(2, "big"), *flags, 0)
+        packed = outside.family.packed(address)
+        key = packed if outside.family.version == 6 else bytes(10) + b"\xff\xff" + packed
+        self.put("lb_echo", [(layout.LB_ECHO_KEY.pack(key), value)])
 
     def ranges(self, row: ServiceRow, cidrs: Iterable[str], value: int = 0) -> None:
         """Enter source ranges (`ADDRESS/BITS`) of a frontend with this flag."""

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Callable, Iterable
 
 import pytest
 
-from lbagent.apilb.native.health_checks import HealthChecks
-from lbagent.apilb.native.kept_state import KeptHealth
 from lbagent.model.address import L3n4Addr
 from lbagent.probes.checker import Checker, Health
+from lbagent.probes.health_checks import HealthChecks
 from lbagent.probes.probe_protocol import Outcome, Result
 from lbagent.probes.probe_spec import ProbeSpec
 
@@ -60,17 +59,17 @@ class Watched:
             **more,  # type: ignore[arg-type]
         )  # fmt: skip
 
-    def _changed(self) -> None:
+    def _changed(self, _: Checker) -> None:
         self.changes += 1
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Checker]:
-        task = asyncio.create_task(self.checker.run())
+        self.checker.start()
         try:
             yield self.checker
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            self.checker.close()
+            await asyncio.sleep(0)  # the ends of cancelled checks
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -168,8 +167,8 @@ async def test_a_connection_is_used_again_only_while_all_is_well() -> None:
 
 async def test_one_slow_server_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     scripts = {SERVER: Script(None), OTHER: Script(UP)}
-    monkeypatch.setattr("lbagent.apilb.native.health_checks.make_probe", lambda server, *_: scripts[server])
-    checks = HealthChecks(lambda: None, ())
+    monkeypatch.setattr("lbagent.probes.health_checks.make_probe", lambda server, *_: scripts[server])
+    checks = HealthChecks(lambda: None, {})
     checks.use({(SERVER, CHECK), (OTHER, CHECK)})
     try:
         await until(lambda: scripts[OTHER].asked > 10)
@@ -177,34 +176,56 @@ async def test_one_slow_server_delays_no_other(monkeypatch: pytest.MonkeyPatch) 
         assert checks.results[OTHER, CHECK][Result.OK] >= 10
         assert checks.seconds.count == checks.results[OTHER, CHECK][Result.OK]
     finally:
-        await checks.close()
+        checks.close()
+    await asyncio.sleep(0)  # the end of a cancelled check
     assert scripts[SERVER].running == 0
 
 
 async def test_many_checks_share_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lbagent.apilb.native.health_checks.make_probe", lambda *_: Script(None))
-    checks = HealthChecks(lambda: None, ())
+    monkeypatch.setattr("lbagent.probes.health_checks.make_probe", lambda *_: Script(None))
+    checks = HealthChecks(lambda: None, {})
     found = {}
     for servers in (1, 10, 12, 75):
         checks.use({(L3n4Addr.parse(f"10.0.0.{n}:1"), ProbeSpec(interval=0.5)) for n in range(servers)})
         found[servers * 2] = checks._uses()
-    await checks.close()
+    checks.close()
     assert found == {2: 1, 20: 1, 24: 1, 150: 19}
 
 
 async def test_what_an_earlier_agent_found_holds_for_the_same_check_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lbagent.apilb.native.health_checks.make_probe", lambda *_: Script(None))
+    monkeypatch.setattr("lbagent.probes.health_checks.make_probe", lambda *_: Script(None))
     other = ProbeSpec(path="/readyz")
-    kept = KeptHealth(SERVER.with_protocol(), CHECK, up=False, since=7.0, last="refused")
-    checks = HealthChecks(lambda: None, [kept])
+    known = {(SERVER, CHECK): Health(up=False, since=7.0, last="refused")}
+    checks = HealthChecks(lambda: None, known)
     checks.use({(SERVER, CHECK), (SERVER, other)})
     try:
         assert checks.is_down(SERVER, CHECK)
         assert not checks.is_down(SERVER, other)
         assert not checks.is_down(OTHER, CHECK)
-        assert checks.kept() == (kept,)
+        assert checks.all() == {**known, (SERVER, other): Health()}
         checks.use({(SERVER, other)})
         checks.use({(SERVER, other), (SERVER, CHECK)})
         assert not checks.is_down(SERVER, CHECK)  # what was away is not known any more
     finally:
-        await checks.close()
+        checks.close()
+
+
+async def test_a_check_ends_with_its_last_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = {SERVER: Script(DOWN), OTHER: Script(UP)}
+    monkeypatch.setattr("lbagent.probes.health_checks.make_probe", lambda server, *_: scripts[server])
+    checks = HealthChecks(lambda: None, {})
+    checks.change([(SERVER, CHECK), (SERVER, CHECK), (OTHER, CHECK)], ())
+    try:
+        await until(lambda: checks.is_down(SERVER, CHECK))
+        assert checks.down == {CHECK: {SERVER}}
+        checks.change((), [(SERVER, CHECK)])
+        assert checks.is_down(SERVER, CHECK)
+        checks.change((), [(SERVER, CHECK)])
+        assert not checks.is_down(SERVER, CHECK)
+        assert (checks.down, scripts[SERVER].closed, scripts[OTHER].closed) == ({}, True, False)
+        checks.change([(SERVER, CHECK)], ())
+        assert not checks.is_down(SERVER, CHECK)  # it starts from the beginning
+        checks.change([(OTHER, CHECK)], [(OTHER, CHECK), (SERVER, CHECK)])
+        assert set(checks.all()) == {(OTHER, CHECK)}
+    finally:
+        checks.close()

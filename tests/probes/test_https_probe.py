@@ -53,8 +53,10 @@ async def test_the_request_has_the_path_and_the_host(server: Server) -> None:
     check = ProbeSpec(path="/readyz?verbose", host="api.example", interval=30, timeout=30)
     assert (await probe(server, check).ask()).is_up
     assert server.asked == ["GET /readyz?verbose api.example"]
-    assert request_of(check).startswith(b"GET /readyz?verbose HTTP/1.1\r\nHost: api.example\r\n")
-    assert request_of(check).endswith(b"\r\n\r\n")
+    other = L3n4Addr.parse("[fd00::7]:8443")
+    assert request_of(check, other).startswith(b"GET /readyz?verbose HTTP/1.1\r\nHost: api.example\r\n")
+    assert request_of(check, other).endswith(b"\r\n\r\n")
+    assert b"\r\nHost: [fd00::7]:8443\r\n" in request_of(ProbeSpec(host=""), other)
 
 
 @pytest.mark.parametrize("how", ["silent", "slow"])

@@ -10,7 +10,7 @@ import pytest
 from lbagent.errors import ConfigError, NotFound
 from lbagent.kernel import features
 from lbagent.render import ServiceRenderer, renderer
-from lbagent.render.renderer_names import SHIPPED, RendererError, RendererRow, Unavailable, names, renderer_rows
+from lbagent.render.renderer_names import SHIPPED, RendererError, RendererRow, names, renderer_rows
 from tests.render.plug_in_folder import GOOD, forget_modules, install
 
 
@@ -35,12 +35,16 @@ def test_a_plug_in_is_found_and_made(folder: Path) -> None:
         renderer("good", {"x": "1"})
 
 
-def test_an_unknown_name_and_one_without_calls(folder: Path) -> None:
+def test_an_unknown_name(folder: Path) -> None:
     install(folder, "lbagent-good", "good", GOOD)
     with pytest.raises(NotFound, match="unknown renderer 'iptables'; there are bpf, nftables, record, none, good"):
         renderer("iptables")
-    with pytest.raises(Unavailable, match="takes no calls"):
-        renderer("bpf")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_each_of_lbagents_own_takes_calls(name: str, tmp_path: Path) -> None:
+    settings = {"file": str(tmp_path / "calls")} if name == "record" else {}
+    assert isinstance(renderer(name, settings), ServiceRenderer)
 
 
 def test_record_is_one_of_them(tmp_path: Path) -> None:

@@ -94,6 +94,8 @@ class Folder:
             ("algorithm", ("maglev", "random")),
             ("source-ranges-policy", ("deny", "allow")),
             ("forwarding-mode", ("dsr", "snat")),
+            ("tier-min", ("1", "2", "50%", "100%")),
+            ("source-ranges-for", ("all", "loadbalancer")),
         ):
             if chance(0.25):
                 meta["annotations"][f"lbagent.io/{key}"] = choice(values)
@@ -129,6 +131,8 @@ class Folder:
             meta = {"labels": {"kubernetes.io/service-name": name}}
             if chance(0.15):
                 meta["annotations"] = {"lbagent.io/weight": self.random.choice(("0", "100"))}
+            if chance(0.3):
+                meta.setdefault("annotations", {})["lbagent.io/tier"] = self.random.choice("0127")
             kept = [port for port in ports if chance(0.9)]
             same = [{key: port[key] for key in ("name", "protocol") if key in port} for port in kept]
             self.add(

@@ -113,6 +113,7 @@ class Reference:
             "terminating": conditions.get("terminating", False),
             "local": endpoint.get("nodeName") == self.node,
             "weight": int(weight),
+            "tier": int(piece["metadata"].get("annotations", {}).get("lbagent.io/tier", 0)),
             "zones": [each["name"] for each in hints.get("forZones", [])],
             "nodes": [each["name"] for each in hints.get("forNodes", [])],
         }
@@ -129,6 +130,7 @@ class Reference:
                             "terminating": False,
                             "local": address.get("nodeName") == self.node,
                             "weight": 100,
+                            "tier": 0,
                             "zones": [],
                             "nodes": [],
                         }
@@ -141,7 +143,7 @@ class Reference:
                 return [each for each in endpoints if here in each[field] or not (each["ready"] or each[field])]
         return endpoints
 
-    def arrange(self, endpoints):
+    def arrange(self, endpoints, tier_min):
         """Return (COUNT group, QCOUNT group, those without a slot)."""
         chosen = [each for each in endpoints if each["state"] == "active"] or [
             each
@@ -151,6 +153,13 @@ class Reference:
             and each["weight"]
             and self.words.get(each["at"], "active") == "active"
         ]
+        for tier in range(8):
+            of_tier = [each for each in endpoints if each["tier"] == tier]
+            need = -(-len(of_tier) * int(tier_min[:-1]) // 100) if tier_min.endswith("%") else int(tier_min)
+            usable = [each for each in of_tier if each in chosen]
+            if usable and len(usable) >= need:
+                chosen = [each for each in chosen if each["tier"] <= tier]
+                break
         stale = [each for each in endpoints if "/UDP" in each["at"] and not (each["ready"] or each["serving"])]
         rest = [each for each in endpoints if each not in chosen and not (chosen and each in stale)]
         going = [each for each in rest if each["state"] == "terminating"]
@@ -236,8 +245,9 @@ class Reference:
     def _frontend(self, service, kind, ip, number, port):
         spec = service["spec"]
         endpoints = self.endpoints(service, port, family(ip))
-        cluster = self.arrange(self.near(endpoints))
-        local = self.arrange([each for each in endpoints if each["local"]])
+        tier_min = service["metadata"].get("annotations", {}).get("lbagent.io/tier-min", "1")
+        cluster = self.arrange(self.near(endpoints), tier_min)
+        local = self.arrange([each for each in endpoints if each["local"]], tier_min)
         if kind == "ClusterIP":
             sets = [("", local if spec.get("internalTrafficPolicy") == "Local" else cluster)]
         else:
@@ -253,7 +263,10 @@ class Reference:
         given = spec.get("sessionAffinityConfig", {}).get("clientIP", {}).get("timeoutSeconds", 10800)
         algorithm = notes.get("lbagent.io/algorithm", "random")
         routable = kind != "ClusterIP" and not frontend.startswith(("0.0.0.0:", "[::]:"))
-        ranges = spec.get("loadBalancerSourceRanges", []) if kind == "LoadBalancer" else []
+        restricted = ["LoadBalancer"]
+        if notes.get("lbagent.io/source-ranges-for") == "all":
+            restricted += ["NodePort", "ExternalIPs"]
+        ranges = spec.get("loadBalancerSourceRanges", []) if kind in restricted else []
         words = [
             (True, kind),
             (spec.get("externalTrafficPolicy") == "Local", "Local"),
@@ -282,7 +295,7 @@ class Reference:
 
 
 def rank(endpoint):
-    return endpoint["ready"], endpoint["serving"], endpoint["local"]
+    return endpoint["ready"], endpoint["serving"], endpoint["local"], -endpoint["tier"]
 
 
 def is_served(service):

@@ -83,6 +83,12 @@ def test_weights_of_pods_are_not_plain() -> None:
     assert plain_endpoints([_slice(_endpoint(1, pod="default/p"))], Family.IPV4, context) is None
 
 
+def test_endpoints_of_dead_nodes_are_not_plain() -> None:
+    context = replace(CONTEXT, dead_nodes=frozenset({"n1"}))
+    assert plain_endpoints([_slice(_endpoint(1, node="n2"), _endpoint(2))], Family.IPV4, context) is not None
+    assert plain_endpoints([_slice(_endpoint(1, node="n1"))], Family.IPV4, context) is None
+
+
 def test_a_port_that_is_named_twice_is_left_to_the_selection() -> None:
     piece = replace(_slice(_endpoint(1)), ports=(*PORTS, SlicePort("http", L4Type.TCP, 8081)))
     plain = plain_endpoints([piece], Family.IPV4, CONTEXT)

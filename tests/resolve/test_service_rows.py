@@ -19,7 +19,7 @@ from lbagent.objects.records import (
     ServicePort,
     SlicePort,
 )
-from lbagent.resolve import service_builder
+from lbagent.resolve import InForce, service_builder
 from tests.resolve.watched import Watched
 
 VIP, LB = bytes((10, 96, 0, 1)), bytes((203, 0, 113, 1))
@@ -136,7 +136,7 @@ def test_restored_backends_count_for_one_state() -> None:
     """A backend in the maps keeps its entry as long as it exists; one that was gone meanwhile has none."""
     lost = piece(endpoint(1, ready=False, serving=False))
     found = Watched(service(), lost, keep_existing=True)
-    found.resolver.set_restored_backends([L3n4Addr(bytes((10, 244, 0, 1)), 8080)])
+    found.resolver.set_restored(InForce(frozenset([L3n4Addr(bytes((10, 244, 0, 1)), 8080)])))
     assert found.hosts("10.96.0.1:80/TCP") == [[], [], [1]]
     found.drop(lost)
     assert found.hosts("10.96.0.1:80/TCP") == [[], [], []]

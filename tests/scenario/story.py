@@ -15,8 +15,8 @@ from lbagent.model.backend import BackendState
 from lbagent.model.ids import SERVICE_ID_LIMIT, IdAllocator, IdAssigner
 from lbagent.model.path_info import PathInfo
 from lbagent.objects.pod_reference import is_pod_reference, parse_pod_reference
-from lbagent.objects.records import OPERATOR, ObjectChange, Origin, StateOverride
-from lbagent.resolve import Options, Resolver
+from lbagent.objects.records import OPERATOR, FailedChecks, ObjectChange, Origin, StateOverride
+from lbagent.resolve import InForce, Options, Resolver
 from lbagent.sources.folder.manifest_files import ManifestFiles
 from lbagent.targets.bpf.apply import apply
 from lbagent.targets.bpf.dry_run import dry_run
@@ -54,6 +54,7 @@ class Flags:
     table_size: int = 251
     external_ips: bool = True
     external_ip_cidrs: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
 
 
@@ -71,6 +72,8 @@ def flags(words: list[str]) -> Flags:
             out.external_ips = False
         elif word == "--external-ip-cidr":
             out.external_ip_cidrs += (next(rest),)
+        elif word == "--exclude":
+            out.exclude += (next(rest),)
         elif word == "only":
             out.only = tuple(rest)
         else:
@@ -85,6 +88,7 @@ class Agent:
         self.folder, self.given = folder, given
         self.maps = MemoryMaps(Sizes(backends=1024, maglev_size=given.table_size))
         self.states_set: dict[str, StateOverride] = {}
+        self.failed: dict[str, FailedChecks | None] = {}
         self._start(Shadow(self.maps.sizes))
 
     def _start(self, shadow: Shadow) -> None:
@@ -98,7 +102,7 @@ class Agent:
         self._start(found.shadow)
         self.book.service_ids.restore(found.service_ids)
         self.book.backend_ids.restore(found.backend_ids)
-        self.resolver.set_restored_backends(address for address, _ in found.backend_ids)
+        self.resolver.set_restored(InForce(frozenset(address for address, _ in found.backend_ids), found.inside_rows()))
         self.resolver.set_previous_owner(before.owner_of)
 
     def set_state(self, state: str, text: str) -> None:
@@ -107,6 +111,11 @@ class Agent:
         new = StateOverride(text, address, BackendState.parse(state), Origin(source=OPERATOR), pod=pod)
         self.resolver.update([ObjectChange("BackendState", text, self.states_set.get(text), new)])
         self.states_set[text] = new
+
+    def set_failed(self, service: str, texts: list[str]) -> None:
+        new = FailedChecks(service, frozenset(map(L3n4Addr.parse, texts))) if texts else None
+        self.resolver.update([ObjectChange("FailedChecks", service, self.failed.get(service), new)])
+        self.failed[service] = new
 
     def sync(self) -> None:
         present = {str(path) for path in self.folder.iterdir()}
@@ -143,6 +152,7 @@ class Story:
             result = dry_run(
                 str(self.folder), node_name=given.node, node_ips=given.node_ips, maglev_table_size=given.table_size,
                 external_ips=given.external_ips, external_ip_cidrs=given.external_ip_cidrs,
+                exclude=given.exclude,
             )  # fmt: skip
             self.compare(block, given, result.lines, result.messages)
             assert result.exit_code == any(line.startswith("! ") for line in block.text)
@@ -154,6 +164,9 @@ class Story:
             if first == "set-state":
                 self.agent.set_state(*rest)
                 assert not any(block.text), f"line {block.line}: set-state prints nothing; sync does"
+            elif first == "failed":
+                self.agent.set_failed(rest[0], rest[1:])
+                assert not any(block.text), f"line {block.line}: failed prints nothing; sync does"
             elif first == "restart":
                 self.agent.restart()
                 assert not any(block.text), f"line {block.line}: restart prints nothing; sync does"

@@ -14,9 +14,12 @@ from lbagent.errors import KernelError
 from lbagent.maps.consistency import check
 from lbagent.maps.dump import dump
 from lbagent.maps.memory_maps import MemoryMaps
+from lbagent.model.address import L3n4Addr
+from lbagent.model.backend import BackendState
+from lbagent.model.family import Family
 from lbagent.model.path_info import PathInfo
 from lbagent.model.state import State
-from lbagent.objects.records import Node
+from lbagent.objects.records import EndpointSlice, Node
 from lbagent.resolve import Options, Resolver
 from lbagent.sync import backoff, failures
 from lbagent.sync.target_protocol import Desired, ObjectFacts
@@ -447,3 +450,106 @@ async def test_where_objects_come_from_is_told_while_it_matters(trusted: bool, r
         if given:
             assert [each.provenance.untrusted for each in target.given] == [("list",), ("list",), ()]  # type: ignore[union-attr]
             assert len({each.state.generation for each in target.given}) == 1
+
+
+async def test_flows_of_a_backend_are_ended_by_its_leave_and_return() -> None:
+    """The path record of the backend dies and comes back with another generation: what its flows had is gone."""
+    source = ListSource()
+    loop, target, _ = make(None, source)
+    backend = L3n4Addr.parse("10.1.1.1:8080/TCP")
+    states: list[bool] = []
+    loop.runners[0].on_in_force.append(lambda _generation, _seconds: states.append(backend in target.state.backends))
+    async with running(loop):
+        source.first_list(service(1), endpoints(1, 1, 2))
+        await asyncio.sleep(0)
+        await loop.settled()
+        before = target.state
+        path = target.shadow.paths[Family.IPV4].get(before.backends[backend].id)
+        await loop.end_flows([backend], [target])
+    assert states == [True, False, True]
+    now = target.state.backends[backend].id
+    assert (now, target.shadow.paths[Family.IPV4].get(now)) != (before.backends[backend].id, path)
+    assert [svc.frontend for svc in target.state.services] == [svc.frontend for svc in before.services]
+    assert target.state.backends.keys() == before.backends.keys()
+
+
+def _on_nodes(number: int, **nodes: int) -> EndpointSlice:
+    """Return a slice with an endpoint on each node."""
+    piece = endpoints(number, *nodes.values())
+    found = [replace(each, node=node) for each, node in zip(piece.endpoints, nodes, strict=True)]
+    return replace(piece, endpoints=tuple(found))
+
+
+def _selectable(target: SnapshotTarget, number: int) -> set[str]:
+    (groups,) = {svc.selectable for svc in target.state.services if svc.name.name == f"s{number}" and not svc.wildcard}
+    return {str(backend.address.address[3]) for backend in groups}
+
+
+async def test_endpoints_of_a_dead_node_take_no_new_flows_until_it_lives() -> None:
+    source = ListSource()
+    loop, target, _ = make(None, source)
+    alone = L3n4Addr.parse("10.1.1.1:8080/TCP")
+    async with running(loop):
+        source.first_list(service(1), _on_nodes(1, n1=1, n2=2), service(2), _on_nodes(2, n1=1))
+        await asyncio.sleep(0)
+        await loop.settled()
+        ids = {address: backend.id for address, backend in target.state.backends.items()}
+        loop.set_dead_nodes(frozenset({"n1"}))
+        await loop.settled()
+        assert _selectable(target, 1) == {"2"}
+        assert _selectable(target, 2) == {"1"}, "no other endpoint of the Service is left"
+        assert target.state.backends[alone].id == ids[alone], "its flows go on"
+        assert target.state.backends[alone].state is BackendState.QUARANTINED
+        assert loop.causes.between(0, loop.state.generation).endswith("dead nodes: n1")
+        source.put(_on_nodes(3, n1=1, n2=2), service(3))  # objects that come later
+        await loop.settled()
+        assert _selectable(target, 3) == {"2"}
+        loop.replace_resolver(Resolver(Options("me", keep_existing=True, max_frontends=99)))
+        await loop.settled()
+        assert _selectable(target, 1) == {"2"}, "other options change nothing about it"
+        objects, state = await loop.captured()
+        assert (await loop.resolve_from_start(objects, state)).services == state.services
+        loop.set_dead_nodes(frozenset())
+        await loop.settled()
+    assert _selectable(target, 1) == {"1", "2"}
+    assert _selectable(target, 3) == {"1", "2"}
+    assert {address: target.state.backends[address].id for address in ids} == ids
+
+
+async def test_flows_to_a_dead_node_end_where_they_are_to_be_reset() -> None:
+    """The backend leaves the maps, as one whose endpoint is gone: so its path ends."""
+    source = ListSource()
+    loop, target, _ = make(None, source)
+    loop.replace_resolver(Resolver(Options("me", keep_existing=True, resets_dead_nodes=True)))
+    alone, shared = L3n4Addr.parse("10.1.1.1:8080/TCP"), L3n4Addr.parse("10.1.2.1:8080/TCP")
+    async with running(loop):
+        source.first_list(service(1), _on_nodes(1, n1=1, n2=2), service(2), _on_nodes(2, n1=1))
+        await asyncio.sleep(0)
+        await loop.settled()
+        loop.set_dead_nodes(frozenset({"n1"}))
+        await loop.settled()
+        assert alone not in target.state.backends
+        assert shared in target.state.backends
+        assert _selectable(target, 2) == {"1"}
+        loop.set_dead_nodes(frozenset())
+        await loop.settled()
+    assert _selectable(target, 1) == {"1", "2"}
+
+
+async def test_the_first_pass_waits_for_the_dead_nodes() -> None:
+    source = ListSource()
+    loop, target, _ = make(None, source)
+    known = asyncio.Event()
+
+    async def wait() -> None:
+        await known.wait()
+
+    loop.before_first_pass = wait
+    async with running(loop):
+        source.first_list(service(1), _on_nodes(1, n1=1, n2=2))
+        await asyncio.sleep(0.05)
+        assert not target.state.services
+        loop.set_dead_nodes(frozenset({"n1"}))
+        known.set()
+        await loop.settled()
+        assert _selectable(target, 1) == {"2"}

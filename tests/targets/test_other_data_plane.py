@@ -1,4 +1,4 @@
-"""A data plane that an earlier agent left in force: no second one starts beside it, as both would translate each packet."""
+"""Where an agent cannot take over from the other data plane of an earlier agent, it does not start: both would translate packets."""
 
 from __future__ import annotations
 
@@ -22,15 +22,24 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.mark.parametrize("first", ["bpf", "nftables"])
-def test_the_other_data_plane_is_refused_until_cleanup(lab: Lab, first: str) -> None:
+def test_the_other_data_plane_is_refused_where_it_cannot_be_taken_over(lab: Lab, first: str) -> None:
     made = Cluster(lab, "tc")
     agent, earlier, later = made.agent, ["--renderer", first, *NODE_IP], ["--renderer", OTHER[first], *NODE_IP]
     made.web().write(made.folder)
     agent.arguments = earlier
     agent.start()
+    running = agent.process
+    assert running is not None
+
+    agent.arguments = [*later, "--socket", str(lab.folder / "other.sock"), "--state-dir", str(lab.folder / "other")]
+    agent.start(wait=False)
+    assert agent.process is not None
+    assert agent.process.wait(30) == 4
+    assert f"(pid {running.pid})" in agent.tail()
+    agent.process = running
     assert agent.stop() == 0
 
-    agent.arguments = later
+    agent.arguments = ["--renderer", f"{OTHER[first]}=family=ipv4", *NODE_IP]
     agent.start(wait=False)
     assert agent.ended_or_ready() == 4
     assert f"the data plane {first} of an earlier agent is in force" in agent.tail()

@@ -123,3 +123,18 @@ def test_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {row.from_ for row in found.values()} == {"lbagent"}
     assert "snat" in found["bpf"].capabilities
     assert found["bpf"].capabilities == sorted(found["bpf"].capabilities)
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [((), ["nftables"]), (("auto",), ["nftables"]), (("nftables=table=egress", "none"), ["nftables", "none"])],
+)
+def test_nftables_does_egress_snat(words: tuple[str, ...], names: list[str]) -> None:
+    given = {"renderer": words} if words else {}
+    config = Config(services=False, egress_snat="on", **given)  # type: ignore[arg-type]
+    assert [each.name for each in chosen(config)] == names
+
+
+def test_others_cannot_do_egress_snat() -> None:
+    with pytest.raises(ConfigError, match="--egress-snat needs --renderer nftables: none cannot do it"):
+        chosen(Config(services=False, egress_snat="on", renderer=("none",)))

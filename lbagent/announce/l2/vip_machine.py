@@ -10,9 +10,11 @@ The Lease of an address names its leader; each node renews its own Lease. What t
                                        in any case after `restart_grace_s`, when a program that still answers has stopped
     the API server does not answer     not this one; a leader keeps announcing
 
-Programs keep answering on a node whose agent died, and such a node sees no frame of another one. So a node that starts to announce
-probes soon afterwards. If another node still answers, it stops, and waits until that node stops. A node that took a Lease over
-`doubts` that it is alone until such programs must have ended: the other node's cable may have been unplugged, and be back.
+Programs keep answering on a node whose agent died, and such a node sees no frame of another one. So a node that starts to
+announce probes soon afterwards. If another node still answers, it stops, and waits until that node stops. A node that took a
+Lease over `doubts` that it is alone for some time: the other node's cable may have been unplugged, and be back. Until such
+programs must have ended it gives way at once; later only to a node that does not stop when it sees this one's frame: its agent
+died after the takeover.
 
 A foreign host (no node of the cluster) that claims an announced address is answered by an announcement, at most once in
 DEFEND_INTERVAL_S (RFC 5227 §2.4 c).
@@ -35,6 +37,8 @@ BURST_S = (0.0, 1.0, 2.0, 5.0, 10.0)  # after the start: when announcements are 
 CHECK_S = (0.4, 0.6, 0.8)  # after the start: when probes check that this node is alone
 HANDOVER_GRACE_S = 0.8  # a leader that handed its Lease over answers no longer than this
 HANDOVER_RETRY_DELAY_S = 1.0
+CUT_OFF_S = 600.0  # after a takeover: a node that was cut off may have lost its agent since, and be back
+REACT_S = 0.3  # in which a node with an agent stops when it sees that another one has its address
 DEFEND_INTERVAL_S = 10.0  # RFC 5227 §2.4
 CONFLICT_S = 60.0  # until an address that a foreign host uses is tried again
 CLAIM_S = CONFLICT_S + 5.0  # until a claim expires; while the address is retried it does not
@@ -148,7 +152,8 @@ class VipMachine:
         self._peer_answered = False
         self._announcements: list[float] = []  # when they are due
         self._checks: list[float] = []  # when probes are due that check whether another node answers too
-        self._checked_from = self._patient_until = self._doubts_until = float("-inf")
+        self._checked_from = self._patient_until = self._doubts_until = self._cut_off_until = float("-inf")
+        self._told, self._told_at = "", float("-inf")  # the node that this one's frame was for
         self._defended = self._conflict_until = float("-inf")
         self._claimed_by = b""  # MAC address of the foreign host that claimed it last
         self._may_give = now
@@ -160,7 +165,7 @@ class VipMachine:
 
     def doubts(self, now: float) -> bool:
         """Return whether it answers, and a node without an agent that announced the address before may answer too."""
-        return now < self._doubts_until and self.answers
+        return now < max(self._doubts_until, self._cut_off_until) and self.answers
 
     def conflict_with(self, now: float) -> bytes:
         """Return the MAC address of a foreign host that uses or claims the address, b'' for none."""
@@ -253,6 +258,7 @@ class VipMachine:
     def _claim(self, now: float, status: LeaseStatus) -> Iterator[Order]:
         if status.elects and status.holder != self.settings.node:
             self.phase, self._doubts_until = Phase.CLAIMING, now + self.settings.restart_grace_s
+            self._cut_off_until = now + CUT_OFF_S
             yield Order(Act.CLAIM)
         else:
             yield from self._announce(now)
@@ -335,6 +341,7 @@ class VipMachine:
     def _contested(self, now: float, mac: bytes, node: str) -> Iterator[Order]:
         holds = self.lease_status.elects and self.lease_status.fresh and self.lease_status.holder == self.settings.node
         is_deaf = self._checked_from <= now <= max(self._checked_from + CHECK_S[-1], self._doubts_until)
+        is_deaf = is_deaf or (node == self._told and REACT_S <= now - self._told_at + SLACK_S <= DEFEND_INTERVAL_S)
         if node and (is_deaf or not holds):
             self.yielded_to = node
             if holds:  # its agent did not see this node: it is dead, and its programs stop by that time
@@ -348,6 +355,9 @@ class VipMachine:
                 yield Order(Act.CONTESTED, mac=mac)
         if now - self._defended >= DEFEND_INTERVAL_S:
             self._defended = now
+            if node and now < self._cut_off_until:
+                self._told, self._told_at = node, now
+                self._checks = sorted([*self._checks, now + REACT_S])
             yield Order(Act.REPEAT)
         elif not node and not self.settings.defends:
             self.conflicting_mac = mac

@@ -22,20 +22,19 @@ import msgspec
 from lbagent.announce.l2.reach import is_within
 from lbagent.announce.l2.vip_machine import is_overdue
 from lbagent.announce.leader.node_lives import NodeLives
-from lbagent.announce.leader.rendezvous import preferred_node
 from lbagent.errors import LbError
 from lbagent.kube.kube_client import ApiError, KubeClient
 from lbagent.kube.kube_settings import KubeTiming
-from lbagent.kube.leases import Lease, LeaseCache, Leases, LeaseSpec, lease_of
+from lbagent.kube.leases import LABEL, NAMESPACE, Lease, LeaseCache, Leases, LeaseSpec, lease_of
 from lbagent.kube.object_cache import Draft, metadata_of
 from lbagent.kube.reflector import Reflector
 from lbagent.kube.resources import Resource
 from lbagent.model.address import format_ip, parse_ip
+from lbagent.model.rendezvous import preferred_node
 from lbagent.objects.records import ObjectChange
 
 log = logging.getLogger(__name__)
-NAMESPACE = "kube-system"
-LABEL = "lbagent.io/lease"  # of our Leases: node or vip
+NODE, VIP = "node", "vip"  # values of LABEL
 NETWORKS, MACS = "lbagent.io/networks", "lbagent.io/macs"  # annotations of a node's Lease, words
 WITHHELD = "lbagent.io/withheld-addresses"  # the same: addresses that its programs do not serve
 ANOTHER_NODE = "another node"
@@ -66,7 +65,9 @@ class LeaseElection:
     ) -> None:
         self._client, self._node, self.duration_s, self._clock = client, node, duration_s, clock
         self._leases = Leases(client, NAMESPACE)
-        resource = Resource("Lease", self._leases.path, "leases.coordination.k8s.io", label_selector=LABEL)
+        resource = Resource(
+            "Lease", self._leases.path, "leases.coordination.k8s.io", label_selector=f"{LABEL} in ({NODE},{VIP})"
+        )
         self._cache = LeaseCache(resource)
         self._reflector = Reflector(
             client, resource, timing or KubeTiming(), self._cache, on_list=self._take_list, on_changes=self._take
@@ -92,6 +93,11 @@ class LeaseElection:
     def is_fresh(self, now: float) -> bool:
         """Return whether the Leases read are as on the server."""
         return self._lives.is_fresh(now)
+
+    def set_dead_nodes(self, nodes: frozenset[str]) -> None:
+        """Treat the Leases of these nodes as expired: their observers agree that they are dead."""
+        self._lives.dead = nodes
+        self._alive_at = float("nan")
 
     def dead_s(self, node: str, now: float) -> float:
         """Return how long ago a node's Lease expired; negative while it is valid."""
@@ -170,7 +176,7 @@ class LeaseElection:
             async with asyncio.timeout(self.duration_s):
                 if lease is None:
                     spec = LeaseSpec(lease_transitions=-1).held_by(node, self.duration_s)
-                    raw = await self._leases.create(name, spec, silence_s=self.duration_s, labels={LABEL: "vip"})
+                    raw = await self._leases.create(name, spec, silence_s=self.duration_s, labels={LABEL: VIP})
                 else:
                     spec = lease.spec.held_by(node, self.duration_s)
                     raw = await self._leases.replace(lease, spec, silence_s=self.duration_s)
@@ -256,7 +262,7 @@ class LeaseElection:
         if own is None:
             spec = LeaseSpec(lease_transitions=-1).held_by(self._node, self.duration_s)
             raw = await self._leases.create(
-                name, spec, silence_s=self.duration_s, labels={LABEL: "node"}, annotations=annotations
+                name, spec, silence_s=self.duration_s, labels={LABEL: NODE}, annotations=annotations
             )
         else:
             spec = own.spec.held_by(self._node, self.duration_s)

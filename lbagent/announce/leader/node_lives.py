@@ -25,6 +25,7 @@ class NodeLives:
         self._own, self._duration_s = own, duration_s
         self._lives: dict[str, _Life] = {}
         self._fresh_since = float("inf")
+        self.dead: frozenset[str] = frozenset()  # by the observers of nodes: their Leases need not expire
 
     def see(self, node: str, renewed: str, duration_s: float, now: float) -> None:
         """Record the current Lease of a node."""
@@ -45,10 +46,14 @@ class NodeLives:
         return own is not None and now - own.seen_at < own.duration_s
 
     def dead_s(self, node: str, now: float) -> float:
-        """Return how long ago the Lease of a node expired, negative while it is valid. A node without one counts from the start."""
+        """Return how long ago the Lease of a node expired, negative while it is valid; 0 at least for a dead node.
+
+        A node without one counts from the start.
+        """
         life = self._lives.get(node)
         seen_at = max(life.seen_at, self._fresh_since) if life else self._fresh_since
-        return now - seen_at - (life.duration_s if life else self._duration_s)
+        expired_s = now - seen_at - (life.duration_s if life else self._duration_s)
+        return max(0.0, expired_s) if node in self.dead else expired_s
 
     def next_end(self, now: float, before_s: float) -> float:
         """Return when the next Lease expires, or is `before_s` from that, if no change arrives; inf for none."""

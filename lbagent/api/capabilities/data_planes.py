@@ -28,7 +28,14 @@ def _repair(runners: Sequence[TargetRunner], wanted: RepairRequest) -> Coroutine
 
 
 def _difference_count(runner: TargetRunner) -> int:
-    return int(getattr(runner.target, "difference_count", 0))
+    return int(getattr(runner.target, "difference_count", 0)) + runner.object_differences
+
+
+def _selftest_success(runners: Sequence[TargetRunner]) -> float | None:
+    from lbagent.targets.data_plane import self_tests
+
+    found = [each for each in self_tests(runner.target for runner in runners) if each.runs]
+    return float(not any(each.fault for each in found)) if found else None
 
 
 METRICS: tuple[Metric[Sequence[TargetRunner]], ...] = (
@@ -56,9 +63,15 @@ METRICS: tuple[Metric[Sequence[TargetRunner]], ...] = (
     Metric(
         "lbagent_verify_differences",
         "gauge",
-        "Differences of the data plane from what was written, as the last comparison found them (each minute, and `verify`).",
+        "Differences of the data plane from what was written, and from the objects of a new list, as the last comparisons found.",
         lambda runners: (((x.target.name,), _difference_count(x)) for x in runners),
         ("renderer",),
+    ),
+    Metric(
+        "lbagent_selftest_success",
+        "gauge",
+        "Whether the last self-test passed: tail calls are as loaded, and packets find their frontends. None with nftables alone.",
+        _selftest_success,
     ),
 )
 CAPABILITY: Capability[Sequence[TargetRunner]] = Capability(

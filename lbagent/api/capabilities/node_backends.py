@@ -6,28 +6,37 @@ import time
 from typing import TYPE_CHECKING
 
 from lbagent.api.capabilities.services import BACKEND_FIELDS
-from lbagent.api.capability import NUMBER, OBJECT, TEXT, TEXTS, Capability, Field, ListedFields, Route, Row
+from lbagent.api.capability import BOOLEAN, NUMBER, OBJECT, TEXT, TEXTS, Capability, Field, ListedFields, Route, Row
 from lbagent.observe.metric import Metric, by_word
 
 if TYPE_CHECKING:
+    from lbagent.api.backend_details import BackendDetails
     from lbagent.api.backend_requests import BackendRequests
     from lbagent.api.listed_backends import ListedBackend
     from lbagent.api.named_backends import Cleared, ClearState
+    from lbagent.model.handshakes import Handshakes
 
 MAX_SERIES = 5000  # flows of so many drains are metrics: `backend list` has them all
 
 
 def _set_by(row: Row) -> str:
-    """Return what says the state: the operator, a BackendState, else the endpoint itself (or its weight 0)."""
+    """Return what says the state: the operator, a BackendState, its check, else the endpoint itself (or its weight 0)."""
     if row.get("set_by"):
         return str(row["set_by"])
     if row["state"] == "active":
         return ""
+    if row["state"] == "quarantined" and row.get("check", {}).get("state") == "down":
+        return "check"
     return "weight" if row["state"] == "maintenance" and row["weight"] == 0 else "endpoint"
 
 
+def utc_text(moment: float) -> str:
+    """Return a time in seconds since the epoch as tables have it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
+
+
 def _since(row: Row) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(row["set_at"])) if row.get("set_at") else ""
+    return utc_text(row["set_at"]) if row.get("set_at") else ""
 
 
 def _drain(row: Row) -> str:
@@ -39,6 +48,60 @@ def _drain(row: Row) -> str:
     return f"{drain['state']} {drain['flows']}/{drain['flows_at_start']}" if counted else str(drain["state"])
 
 
+def _check(row: Row) -> str:
+    """Return the state of a health check: `up`; `down: connection refused`."""
+    check = row.get("check")
+    if not check:
+        return ""
+    return f"{check['state']}: {check['error']}" if check["error"] else str(check["state"])
+
+
+def _tcp(found: Handshakes | None) -> dict[str, int | None] | None:
+    if found is None:
+        return None
+    return {
+        "handshake_p50_us": found.quantile_us(0.5),
+        "handshake_p99_us": found.quantile_us(0.99),
+        "refused": found.refused,
+        "timeout": found.lost,
+    }
+
+
+def time_text(us: int | None) -> str:
+    """Return a time as a person reads it: 640us, 12.5ms, 1.2s; '' for none."""
+    if us is None:
+        return ""
+    if us < 1000:
+        return f"{us}us"
+    return f"{us / 1000:.3g}ms" if us < 1_000_000 else f"{us / 1_000_000:.3g}s"
+
+
+def _time(row: Row, key: str) -> str:
+    return time_text(row.get("tcp", {}).get(key))
+
+
+_TCP_COLUMNS: tuple[Field[ListedBackend], ...] = (
+    Field(
+        "",
+        TEXT,
+        "of `tcp`: half of the handshakes took no longer",
+        None,
+        "P50",
+        lambda row: _time(row, "handshake_p50_us"),
+        wide=True,
+    ),
+    Field(
+        "",
+        TEXT,
+        "of `tcp`: 99 of 100 took no longer",
+        None,
+        "P99",
+        lambda row: _time(row, "handshake_p99_us"),
+        wide=True,
+    ),
+    Field("", TEXT, "of `tcp`", None, "REFUSED", lambda row: row.get("tcp", {}).get("refused", ""), wide=True),
+    Field("", TEXT, "of `tcp`", None, "TIMEOUT", lambda row: row.get("tcp", {}).get("timeout", ""), wide=True),
+)
 BACKENDS: ListedFields[ListedBackend] = ListedFields(
     "BackendRow",
     (
@@ -67,10 +130,20 @@ BACKENDS: ListedFields[ListedBackend] = ListedFields(
             optional=True,
         ),
         Field(
+            "gone",
+            BOOLEAN,
+            "it is gone from the slices of its Services, of which some keep its flows (`stale-flows`); else left out",
+            lambda x: x.backend.gone,
+            "GONE",
+            lambda row: "gone" if row.get("gone") else "",
+            shown_with="gone",
+            optional=True,
+        ),
+        Field(
             "set_by",
             TEXT,
             "what set the state: `operator`, `FILE:LINE` of a BackendState; left out when the endpoint alone says it; the column: "
-            "also `endpoint`, `weight`",
+            "also `check`, `endpoint`, `weight`",
             lambda x: x.set_by.what if x.set_by else "",
             "SET-BY",
             _set_by,
@@ -113,6 +186,17 @@ BACKENDS: ListedFields[ListedBackend] = ListedFields(
             optional=True,
         ),
         Field(
+            "check",
+            OBJECT,
+            "its health check: `type`, `state` (`up`, `down`; `none`: not checked yet), `since` (seconds since the epoch), `error`"
+            " (of the last check, empty when it succeeded); left out where it is not checked",
+            lambda x: x.check,
+            "CHECK",
+            _check,
+            wide=True,
+            optional=True,
+        ),
+        Field(
             "drain",
             OBJECT,
             "`DrainProgress`; left out where the backend is not drained",
@@ -122,6 +206,15 @@ BACKENDS: ListedFields[ListedBackend] = ListedFields(
             shown_with="drain",
             optional=True,
         ),
+        Field(
+            "tcp",
+            OBJECT,
+            "timed handshakes: `handshake_p50_us`, `handshake_p99_us` (null: none was done), `refused`, `timeout`; left out where"
+            " none was timed, or with more than 5,000 backends",
+            lambda x: _tcp(x.handshakes),
+            optional=True,
+        ),
+        *_TCP_COLUMNS,
     ),
     (
         "ID",
@@ -135,7 +228,13 @@ BACKENDS: ListedFields[ListedBackend] = ListedFields(
         "ZONE",
         "WAY",
         "DEVICE",
+        "P50",
+        "P99",
+        "REFUSED",
+        "TIMEOUT",
+        "CHECK",
         "DRAIN",
+        "GONE",
         "SET-BY",
         "SINCE",
     ),
@@ -149,6 +248,13 @@ async def _cleared(part: BackendRequests, wanted: ClearState) -> Cleared:
     return Cleared(cleared, list(map(BACKENDS.row, backends)))
 
 
+async def _details(part: BackendRequests, address: str) -> BackendDetails:
+    from lbagent.api.backend_details import details_of
+
+    listed, known = await part.details(address)
+    return details_of(BACKENDS.row(listed), known)
+
+
 CAPABILITY: Capability[BackendRequests] = Capability(
     routes=(
         Route(
@@ -158,6 +264,15 @@ CAPABILITY: Capability[BackendRequests] = Capability(
             BACKENDS,
             "backends, each once, with flows that are counted for this answer, and which way its packets take",
             lambda part: part.listed(),
+        ),
+        Route(
+            "backend",
+            "GET",
+            "/v1/backend",
+            "lbagent.api.backend_details:BackendDetails",
+            "everything about one backend, `?address=ADDRESS:PORT[/PROTOCOL]`; 404: it is not served",
+            _details,
+            query=(("address", ""),),
         ),
         Route(
             "set_state",
@@ -185,6 +300,15 @@ CAPABILITY: Capability[BackendRequests] = Capability(
             "sets `maintenance` and begins to drain; the backends that were named, as they are now",
             lambda part, wanted: part.start_drain(wanted),
             body="lbagent.api.named_backends:StartDrain",
+        ),
+        Route(
+            "end_flows",
+            "PUT",
+            "/v1/backends/end-flows",
+            BACKENDS,
+            "ends the flows of backends that take no new ones: RST to TCP, UDP moves; the backends as they are now",
+            lambda part, wanted: part.end_flows(wanted),
+            body="lbagent.api.named_backends:EndFlows",
         ),
         Route(
             "drains",

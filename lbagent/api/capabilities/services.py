@@ -54,6 +54,13 @@ MEMBERS: ListedFields[ListedMember] = ListedFields(
     (
         *BACKEND_FIELDS,
         Field("selectable", BOOLEAN, "new flows of this frontend may take it", lambda x: x.selectable, "SELECTABLE"),
+        Field(
+            "gone",
+            BOOLEAN,
+            "it is gone from the slices of the Service, which keeps its flows (`stale-flows`); else left out",
+            lambda x: x.backend.gone,
+            optional=True,
+        ),
     ),
     ("ID", "ADDRESS", "STATE", "SELECTABLE"),
 )
@@ -97,6 +104,16 @@ SERVICES: ListedFields[ListedService] = ListedFields(
             "AFFINITY",
             _affinity,
             wide=True,
+        ),
+        Field(
+            "stale_flows",
+            TEXT,
+            "`keep`, `drain=SECONDS`: what happens to flows whose backend is gone; left out for `reset`",
+            lambda x: x.svc.stale_flows,
+            "STALE",
+            lambda row: row.get("stale_flows", ""),
+            wide=True,
+            optional=True,
         ),
         Field(
             "ext_traffic_policy",
@@ -159,6 +176,7 @@ SERVICES: ListedFields[ListedService] = ListedFields(
         "BACKENDS",
         "STATE",
         "NAME",
+        "STALE",
         "PORT",
         "ALGORITHM",
         "AFFINITY",

@@ -26,7 +26,12 @@ def _cpu_s() -> float:
 
 METRICS: tuple[Metric[AgentStatus], ...] = (
     Metric("lbagent_build_info", "gauge", "Always 1.", lambda _: (((lbagent.__version__,), 1),), ("version",)),
-    Metric("lbagent_ready", "gauge", "Whether the first full state is in the kernel.", lambda status: status.ready),
+    Metric(
+        "lbagent_ready",
+        "gauge",
+        "Whether the first full state is in the kernel, and no self-test fails.",
+        lambda status: status.ready,
+    ),
     Metric(
         "lbagent_condition",
         "gauge",

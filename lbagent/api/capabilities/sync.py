@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from lbagent.model.state import State
     from lbagent.objects.source import Source
     from lbagent.sync.loop import SyncLoop
-    from lbagent.targets.data_plane import DataPlane
+    from lbagent.targets.data_plane import ShownPlane
 
 
 class SyncParts(NamedTuple):
     """The serving data plane, and the loop and the sources that its States come from."""
 
-    plane: DataPlane
+    plane: ShownPlane
     loop: SyncLoop
     sources: Sequence[Source]
 

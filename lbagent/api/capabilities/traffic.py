@@ -6,14 +6,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from lbagent.api.capability import Capability
-from lbagent.observe.metric import LabelledValues, Metric, by_word
+from lbagent.observe.metric import LabelledHistograms, LabelledValues, Metric, by_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from lbagent.targets.data_plane import Counters, DataPlane, Usage
+    from lbagent.targets.data_plane import Counters, ShownPlane, Usage
 
 MAX_BACKEND_SERIES = 5000  # beyond it a scrape would cost more than it tells: `backend list` has them all
+MAX_BACKEND_HISTOGRAMS = 500  # with more backends, none has one
 SERVICE_LABELS = ("namespace", "name", "port_name", "frontend")
 Value = TypeVar("Value")
 
@@ -21,7 +22,7 @@ Value = TypeVar("Value")
 class PlaneReading:
     """The data plane at one scrape: what several metrics need is read once."""
 
-    def __init__(self, plane: DataPlane) -> None:
+    def __init__(self, plane: ShownPlane) -> None:
         self.plane, self.state = plane, plane.state
 
     @cached_property
@@ -50,6 +51,45 @@ def _of_backends(x: PlaneReading, values: Mapping[int, Value], number: Callable[
         value = values.get(backend.id)
         if value is not None:
             yield (address.with_protocol(),), number(value)
+
+
+def _of_new_flows(x: PlaneReading) -> LabelledValues:
+    counted = x.counters.new_flows
+    for svc in x.state.services if counted else ():
+        if svc.id in counted and not svc.wildcard:
+            labels = (svc.name.namespace, svc.name.name, svc.port_name, svc.frontend.with_protocol())
+            yield labels, counted[svc.id]
+
+
+def _histograms(x: PlaneReading) -> LabelledHistograms:
+    """Yield the histogram of each backend of which a handshake was timed: nineteen series each."""
+    found = x.counters.handshakes
+    if len(found) > MAX_BACKEND_HISTOGRAMS:
+        return
+    from lbagent.model.handshakes import BOUNDS_US
+    from lbagent.model.histogram import Histogram
+
+    bounds = [us / 1e6 for us in BOUNDS_US]
+    for address, backend in x.state.backends.items() if found else ():
+        if each := found.get(backend.id):
+            yield (address.with_protocol(),), Histogram.of(bounds, each.buckets, each.sum_us / 1e6)
+
+
+def _handshake_results(x: PlaneReading) -> LabelledValues:
+    found = x.counters.handshakes
+    for address, backend in x.state.backends.items() if found else ():
+        if each := found.get(backend.id):
+            name = address.with_protocol()
+            yield (name, "done"), each.done
+            yield (name, "refused"), each.refused
+            yield (name, "timeout"), each.lost
+
+
+def _connects(x: PlaneReading) -> LabelledValues:
+    words = {"done": "established", "timeout": "unanswered"}
+    for (name, result), count in _handshake_results(x):
+        if result in words:
+            yield (name, words[result]), count
 
 
 METRICS: tuple[Metric[PlaneReading], ...] = (
@@ -101,6 +141,18 @@ METRICS: tuple[Metric[PlaneReading], ...] = (
         lambda x: x.counters.snat_reclaimed,
     ),
     Metric(
+        "lbagent_events_total",
+        "counter",
+        "Events in the event rings, for the command monitor: new flows and refusals.",
+        lambda x: x.counters.events[0],
+    ),
+    Metric(
+        "lbagent_events_lost_total",
+        "counter",
+        "Refusals that --event-rate left out of the event rings.",
+        lambda x: x.counters.events[1],
+    ),
+    Metric(
         "lbagent_sessions",
         "gauge",
         "Live flows, by protocol, as they were counted last.",
@@ -119,6 +171,18 @@ METRICS: tuple[Metric[PlaneReading], ...] = (
         "counter",
         "Connections that could not be deleted.",
         lambda x: x.counters.session_delete_errors,
+    ),
+    Metric(
+        "lbagent_stale_backends",
+        "gauge",
+        "Backends that are gone from the slices of their Services, and kept for their flows.",
+        lambda x: x.counters.stale_backends,
+    ),
+    Metric(
+        "lbagent_stale_backends_evicted_total",
+        "counter",
+        "Such backends whose flows ended early, because their ids were needed.",
+        lambda x: x.counters.stale_backends_evicted,
     ),
     Metric(
         "lbagent_device_attached",
@@ -175,4 +239,58 @@ METRICS: tuple[Metric[PlaneReading], ...] = (
         is_large=True,
     ),
 )
-CAPABILITY: Capability[DataPlane] = Capability(metrics=METRICS, subject=PlaneReading)
+HANDSHAKE_METRICS: tuple[Metric[PlaneReading], ...] = (
+    Metric(
+        "lbagent_flows",
+        "gauge",
+        "Live flows, as they were counted last.",
+        lambda x: sum(x.counters.sessions.values()),
+    ),
+    Metric(
+        "lbagent_snat_ports_use_ratio",
+        "gauge",
+        "Part of its SNAT ports that the fullest backend uses, by the last sweep.",
+        lambda x: x.counters.snat_use,
+    ),
+    Metric(
+        "lbagent_service_new_flows_total",
+        "counter",
+        "Flows of the frontend that began.",
+        _of_new_flows,
+        SERVICE_LABELS,
+        is_large=True,
+    ),
+    Metric(
+        "lbagent_backend_handshake_seconds",
+        "histogram",
+        "Time from the client's SYN to the backend's SYN-ACK, of one of --handshake-sample new flows; for up to 500 backends.",
+        _histograms,
+        ("backend",),
+        is_large=True,
+    ),
+    Metric(
+        "lbagent_backend_handshakes_total",
+        "counter",
+        "The same handshakes by result: done, refused (RST), timeout (no answer for ten seconds).",
+        _handshake_results,
+        ("backend", "result"),
+        is_large=True,
+    ),
+    Metric(
+        "lbagent_backend_connects_total",
+        "counter",
+        "Whether the backend answered in these handshakes: established, unanswered. A refusal is neither.",
+        _connects,
+        ("backend", "result"),
+        is_large=True,
+    ),
+    Metric(
+        "lbagent_backend_syn_retransmits_total",
+        "counter",
+        "SYNs of these handshakes that came again.",
+        lambda x: _of_backends(x, x.counters.handshakes, lambda each: each.again),
+        ("backend",),
+        is_large=True,
+    ),
+)
+CAPABILITY: Capability[ShownPlane] = Capability(metrics=(*METRICS, *HANDSHAKE_METRICS), subject=PlaneReading)

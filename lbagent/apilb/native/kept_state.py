@@ -16,6 +16,7 @@ from lbagent.apilb.instance import Mode, OnMarkedDown
 from lbagent.decoding_errors import DECODING_ERRORS
 from lbagent.kernel.private_folder import make_private, replace_private
 from lbagent.kernel.regular_file import read_regular
+from lbagent.probes.kept_health import KeptHealth
 from lbagent.probes.probe_spec import ProbeSpec
 
 log = logging.getLogger(__name__)
@@ -34,16 +35,6 @@ class KeptInstance(Struct, frozen=True, kw_only=True):
     health_check: ProbeSpec | None = None
     on_marked_down: OnMarkedDown = OnMarkedDown.RESET
     mode: Mode = Mode.NATIVE
-
-
-class KeptHealth(Struct, frozen=True):
-    """The health of a server: `address` as ADDRESS:PORT/TCP."""
-
-    address: str
-    check: ProbeSpec
-    up: bool
-    since: float
-    last: str
 
 
 class Kept(Struct, frozen=True):

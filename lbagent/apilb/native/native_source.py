@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lbagent.apilb.native.followed_pools import FollowedPools, Read
-from lbagent.apilb.native.health_checks import HealthChecks, Key
 from lbagent.apilb.native.kept_state import Kept, KeptFile
 from lbagent.apilb.native.listeners_found import listener_at
 from lbagent.apilb.native.pool_objects import (
@@ -33,6 +32,8 @@ from lbagent.objects.message_log import MessageLog
 from lbagent.objects.records import EndpointSlice, ObjectChange, ObjectSnapshot, Service
 from lbagent.objects.source import OnChange
 from lbagent.probes.checker import Health
+from lbagent.probes.health_checks import HealthChecks, Key
+from lbagent.probes.kept_health import KeptHealth
 from lbagent.probes.probe_spec import ProbeSpec
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class NativeSource:
         kept = self._written = self._keeper.read()
         self._files = FollowedPools(path, read, kept.pools)
         self._names = ServerNames(self._changed.set, kept.addresses, lookup)
-        self.health = HealthChecks(self._changed.set, kept.health)
+        self.health = HealthChecks(self._changed.set, {each.key: each.health for each in kept.health})
         self._listeners = listeners
         self._objects: dict[tuple[str, str], Service | EndpointSlice] = {}
         self._messages: list[Message] = []
@@ -140,7 +141,7 @@ class NativeSource:
                     self._update(on_change)
         finally:
             self._names.close()
-            await self.health.close()
+            self.health.close()
 
     async def _look(self) -> None:
         """Poll the files and the listeners until cancelled."""
@@ -267,7 +268,7 @@ class NativeSource:
     async def _keep(self) -> None:
         """Write the state for the next agent when it changes; retry after a failure."""
         while True:
-            now = Kept(pools=self._files.kept(), addresses=self._names.kept(), health=self.health.kept())
+            now = Kept(pools=self._files.kept(), addresses=self._names.kept(), health=_kept_health(self.health.all()))
             if _lasting(now) != _lasting(self._written) or self._keeper.problem:
                 before = self._keeper.problem
                 await asyncio.to_thread(self._keeper.write, now)
@@ -278,6 +279,11 @@ class NativeSource:
                 async with asyncio.timeout(WRITE_RETRY_DELAY_S if self._keeper.problem else None):
                     await self._to_keep.wait()
             self._to_keep.clear()
+
+
+def _kept_health(found: Mapping[Key, Health]) -> tuple[KeptHealth, ...]:
+    """Return the health of each server that was checked."""
+    return tuple(KeptHealth.of(key, health) for key, health in found.items() if health.since)
 
 
 def _lasting(kept: Kept) -> Any:

@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from lbagent.apilb.native.connection_reset import ConnectionReset
 from lbagent.apilb.native.native_source import NativeSource
-from lbagent.apilb.native.pool_objects import ServedInstance, ServerName
+from lbagent.apilb.native.pool_objects import ServedInstance, ServerName, full_name
+from lbagent.apilb.native.server_check import ServerCheck
 from lbagent.model.address import L3n4Addr
 from lbagent.model.histogram import Histogram
 from lbagent.probes.checker import Checker, Health
@@ -73,6 +74,15 @@ class NativePools(NamedTuple):
         connections = await asyncio.to_thread(self.reset.count)
         return [_row(self.source, pool, connections) for pool in self.source.shown.pools]
 
+    def checks_of(self, address: L3n4Addr) -> list[ServerCheck]:
+        """Return the checks of a backend, in the order of the files."""
+        source, found = self.source, []
+        for pool in source.shown.pools:
+            for server, addresses in source.shown.servers.get(pool.key, {}).items():
+                if address in addresses:
+                    found.append(_check(source, pool, server, address))
+        return found
+
     def sample(self) -> ApilbSample:
         """Return the values of the metrics."""
         source, samples = self.source, []
@@ -101,6 +111,18 @@ def _row(source: NativeSource, pool: ServedInstance, connections: Counter[tuple[
     status = f"a process listens on {place}" if place else "running"
     one = pool.instance
     return ApilbRow(one.pool, one.name, one.bind_address, one.on_marked_down.value, status, servers)
+
+
+def _check(source: NativeSource, pool: ServedInstance, server: ServerName, address: L3n4Addr) -> ServerCheck:
+    check, checker = pool.check, source.health.checker(address, pool.check)
+    health = source.shown_health(address, check) or Health()
+    results = {str(result): count for result, count in source.health.results.get((address, check), {}).items()}
+    last = (checker and checker.problem) or health.last or "not checked yet"
+    turns = checker.transitions if checker else 0
+    name = full_name(pool.instance)
+    return ServerCheck(
+        name, server.text, check.kind.value, check.interval, health.up, health.since, last, turns, results
+    )
 
 
 def _servers(

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.compiler.builder import build
-from lbagent.bpf.compiler.c_source import ARTIFACT_PATH
+from lbagent.bpf.compiler.c_source import ARTIFACTS
 from lbagent.errors import LbError
 
 if TYPE_CHECKING:
@@ -20,8 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--force", action="store_true", help="compile also units that did not change")
     options = parser.parse_args(arguments)
     try:
-        made = build(force=options.force)
-        print(f"{ARTIFACT_PATH}: {len(made.programs)} programs, BCC {made.bcc}, {made.arch}")
+        for path, units in ARTIFACTS.items():
+            made = build(path, force=options.force, units=units)
+            print(f"{path}: {len(made.programs)} programs, BCC {made.bcc}, {made.arch}")
     except LbError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -10,11 +10,22 @@ import os
 import platform
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.compiler import artifact as artifacts
 from lbagent.bpf.compiler.artifact import Artifact, Program
-from lbagent.bpf.compiler.c_source import ARTIFACT_PATH, BASE_FLAGS, UNITS, Unit, unit_text
+from lbagent.bpf.compiler.c_source import (
+    ARTIFACT_PATH,
+    BASE_FLAGS,
+    DRY_ARTIFACT_PATH,
+    DRY_UNITS,
+    SAMPLING_ARTIFACT_PATH,
+    SAMPLING_UNITS,
+    UNITS,
+    Unit,
+    unit_text,
+)
 from lbagent.bpf.compiler.compile import BCC_MISSING, bcc_version, compile_text
 from lbagent.bpf.compiler.join_entries import join_entries
 from lbagent.bpf.compiler.rewrite import rewrite
@@ -28,21 +39,37 @@ if TYPE_CHECKING:
 _ARCH_FLAGS = {"aarch64": ("-DLB_ARM64",)}  # weak memory order: the code has explicit barriers
 
 
-def ensure_artifact(path: Path = ARTIFACT_PATH) -> Artifact:
+def ensure_artifact(path: Path = ARTIFACT_PATH, units: Sequence[Unit] | None = None) -> Artifact:
     """Return an artifact of the current sources: the one at `path`, made by any BCC, rebuilt first if it is stale.
 
     Without BCC a stale artifact is an error; a current one is used as it is. An installed package may have no sources: then the
     artifact is used unchecked. Raises CompileError, LayoutMismatch.
     """
-    inputs = _inputs(UNITS)
+    units = UNITS if units is None else units
+    inputs = _inputs(units)
     if inputs:
         old = _previous(path)
-        return old if old and old.unit_hashes == _hashes(inputs) else build(path)
+        return old if old and old.unit_hashes == _hashes(inputs) else build(path, units=units)
     if not path.is_file():
         raise CompileError(f"neither C sources nor {path} are there; reinstall lbagent")
     found = artifacts.load(path)
     artifacts.check(found, path)
     return found
+
+
+def ensure_dry_artifact() -> Artifact:
+    """Do the same for the dry programs."""
+    return ensure_artifact(DRY_ARTIFACT_PATH, DRY_UNITS)
+
+
+def sampling_artifact(plain: Artifact) -> Artifact:
+    """Return the artifact `plain` with programs that record packets of the quick path in place of its packet programs.
+
+    Raises as `ensure_artifact`.
+    """
+    found = ensure_artifact(SAMPLING_ARTIFACT_PATH, SAMPLING_UNITS)
+    whole = artifacts.text_hash("", [plain.source_hash, found.source_hash])
+    return replace(plain, programs={**plain.programs, **found.programs}, source_hash=whole)
 
 
 def build(path: Path = ARTIFACT_PATH, *, force: bool = False, units: Sequence[Unit] = UNITS) -> Artifact:

@@ -10,7 +10,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from lbagent.bpf.compiler.rewrite import CAS_CALL, ENTRY6_CALL, MAP_WORDS
 from lbagent.bpf.hooks import CONTEXTS
 from lbagent.bpf.tail_calls import TAIL_CALLS, call_slot, program_functions
 from lbagent.errors import CompileError
-from lbagent.maps import flow_layout, layout
+from lbagent.maps import event_layout, flow_layout, layout, trace_layout
 from lbagent.maps.reasons import REASON_SLOTS, Event, Reason
 from lbagent.maps.specs import MAP_BASE, MAP_NAMES
 from lbagent.model.family import Family
@@ -32,6 +32,8 @@ INCLUDE_DIRS = tuple(
     INCLUDE_DIR / folder for folder in ("base", "hook", "parse", "service", "flow", "forward", "program")
 )
 ARTIFACT_PATH = BPF_DIR / "lbagent.bpf.json"
+DRY_ARTIFACT_PATH = BPF_DIR / "lbagent.dry.bpf.json"
+SAMPLING_ARTIFACT_PATH = BPF_DIR / "lbagent.sampling.bpf.json"
 
 # -nostdinc: no header of the build machine may be included; stub/ has the needed ones
 BASE_FLAGS = (
@@ -55,7 +57,19 @@ class Unit:
     context: str
     flags: tuple[str, ...]
 
+    @property
+    def is_dry(self) -> bool:
+        """Whether its programs store nothing and record their steps (bpf/include/base/trace.h)."""
+        return DRY_FLAG in self.flags
 
+    @property
+    def has_runs(self) -> bool:
+        """Whether it has the programs that run by BPF_PROG_TEST_RUN, too: they exist once."""
+        return not {DRY_FLAG, SAMPLING_FLAG} & {*self.flags}
+
+
+DRY_FLAG = "-DLB_DRY"
+SAMPLING_FLAG = "-DLB_SAMPLING"
 UNITS: tuple[Unit, ...] = tuple(
     Unit(f"{Path(source).stem}_{context.name}", BPF_DIR / source, context.name, (context.flag,))
     for context in CONTEXTS.values()
@@ -63,22 +77,33 @@ UNITS: tuple[Unit, ...] = tuple(
 )
 
 
+def _packet_units(flag: str) -> tuple[Unit, ...]:
+    return tuple(replace(unit, flags=(*unit.flags, flag)) for unit in UNITS if CONTEXTS[unit.context].calls)
+
+
+# The programs of packets twice more, each time an artifact of its own: dry ones, and those that record packets of the quick path.
+DRY_UNITS, SAMPLING_UNITS = _packet_units(DRY_FLAG), _packet_units(SAMPLING_FLAG)
+ARTIFACTS = {ARTIFACT_PATH: UNITS, DRY_ARTIFACT_PATH: DRY_UNITS, SAMPLING_ARTIFACT_PATH: SAMPLING_UNITS}
+
+
 def unit_text(unit: Unit, include_dirs: tuple[Path, ...] = INCLUDE_DIRS) -> str:
     """Return the input of BCC for a unit: the prelude, the flattened file, the programs of bpf/tail_calls.py."""
     family = _FAMILIES.get(unit.path.name)
-    return prelude() + flatten(unit.path, include_dirs) + (programs_text(unit.context, family) if family else "")
+    first = prelude() + (dry_prelude() if unit.is_dry else "")
+    programs = programs_text(unit.context, family, runs=unit.has_runs) if family else ""
+    return first + flatten(unit.path, include_dirs) + programs
 
 
 _FAMILIES = {f"lb{family}.c": family for family in Family}  # the sources that have the programs of bpf/tail_calls.py
 
 
-def programs_text(hook: str, family: Family) -> str:
-    """Return the programs behind the entry points, one call of a C function each.
+def programs_text(hook: str, family: Family, *, runs: bool = True) -> str:
+    """Return the programs behind the entry points, one call of a C function each; `runs`: as program_functions().
 
     They are text, not a macro's expansion: BCC does not find functions that a macro defines.
     """
     lines = ['#line 1 "generated from bpf/tail_calls.py"']
-    for name, function in program_functions(hook, family).items():
+    for name, function in program_functions(hook, family, runs=runs).items():
         lines += [f"int {name}(lb_ctx *ctx)", "{", f"\treturn {function}(ctx);", "}"]
     return "\n".join(lines) + "\n"
 
@@ -143,6 +168,19 @@ def prelude() -> str:
     return "\n".join(parts) + "\n"
 
 
+def dry_prelude() -> str:
+    """Return the generated C text that dry programs have beside the prelude: the layout of their trace."""
+    values = {
+        name: value for name, value in vars(trace_layout).items() if name.startswith("TRACE_") and type(value) is int
+    }
+    values.update((f"TRACE_{step.name}", int(step)) for step in trace_layout.TraceStep)
+    lines = [
+        '#line 1 "generated from maps/trace_layout.py"',
+        *(f"#define {name} {value}" for name, value in values.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 _ENUMS: tuple[tuple[str, type[IntEnum]], ...] = (
     ("PATH", layout.PathFlag),
     ("PATH_L4", layout.PathL4),
@@ -154,14 +192,15 @@ _ENUMS: tuple[tuple[str, type[IntEnum]], ...] = (
     ("FORWARD", flow_layout.ForwardMode),
     ("REASON", Reason),
     ("EVENT", Event),
+    ("EVENT_HOOK", event_layout.EventHook),
 )
 
 
 def constants() -> dict[str, int]:
-    """Return the upper-case ints of layout.py and flow_layout.py and their enums, by their names in C."""
+    """Return the upper-case ints of layout.py, flow_layout.py and event_layout.py and their enums, by their names in C."""
     found = {
         name: value
-        for module in (layout, flow_layout)
+        for module in (layout, flow_layout, event_layout)
         for name, value in vars(module).items()
         if name.isupper() and type(value) is int and not name.startswith("_")
     }

@@ -15,6 +15,7 @@ from lbagent.bpf.load import attach, generation, program_settings
 from lbagent.bpf.load.attach import Attachment
 from lbagent.bpf.load.devices import devices
 from lbagent.bpf.load.loader import Generation, add_programs, lacking, load_generation, require_kernel
+from lbagent.bpf.load.tail_call_check import has_empty_slots
 from lbagent.kernel import jiffies
 
 if TYPE_CHECKING:
@@ -179,6 +180,9 @@ def load(
     config = program_settings.pack_config(options, sizes, seeds, jiffies.hz(), old)
     key = generation.generation_key(artifact, shared_maps, config)
     found = generation.reuse_pinned(root, key, artifact) if reuse else None
+    if found is not None and has_empty_slots(artifact.programs, found):
+        found.close()  # a tail call was removed: the programs are loaded again
+        found = None
     contexts = frozenset(CONTEXTS) if hooks is None else contexts_of(hooks) | contexts_in_use(root)
     new = found or load_generation(artifact, shared_maps, config, contexts=contexts, log_dir=log_dir)
     made = Datapath(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lbagent.bpf.load.loader import Generation, call_slots, is_tail_called
-from lbagent.bpf.load.program_settings import Seeds, extra_snat_of
+from lbagent.bpf.load.program_settings import Seeds, extra_snat_of, reply_ports_of, snat_ports_of
 from lbagent.errors import KernelError
 from lbagent.kernel import bpf_map, bpffs
 from lbagent.kernel.bpf_prog import grace_period
@@ -58,6 +58,18 @@ def pinned_extra_snat(root: Path) -> ExtraSnatSources:
     """Return the extra SNAT addresses, with their numbers, that the programs under `root` use. Raises KernelError."""
     record = _pinned_config(root)
     return extra_snat_of(record) if record else ExtraSnatSources()
+
+
+def pinned_snat_ports(root: Path) -> tuple[int, int] | None:
+    """Return the first and the last SNAT port that the programs under `root` use; None if none was ever loaded there."""
+    record = _pinned_config(root)
+    return snat_ports_of(record) if record else None
+
+
+def pinned_reply_ports(root: Path) -> tuple[int, int] | None:
+    """Return the first and the last port at which the programs under `root` recognise replies; None as above."""
+    record = _pinned_config(root)
+    return reply_ports_of(record) if record else None
 
 
 def _pinned_config(root: Path) -> bytes | None:

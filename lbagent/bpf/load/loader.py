@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING
 from lbagent.bpf.compiler.rewrite import take_out_calls
 from lbagent.bpf.hooks import CONTEXTS, load_attach_type
 from lbagent.bpf.load.constants import with_constants
-from lbagent.bpf.tail_calls import AGENT_RUN_PROGRAMS
+from lbagent.bpf.tail_calls import AGENT_RUN_PROGRAMS, COMMAND_RUN_PROGRAMS
 from lbagent.errors import CompileError, Unsupported, VerifierError
 from lbagent.kernel import bpf_map, bpf_prog, features
 from lbagent.kernel.kernel_error import kernel_error, kernel_errors
 from lbagent.kernel.opcodes import SET_RETVAL
 from lbagent.maps import layout
+from lbagent.maps.event_layout import EVENT_MAP
 from lbagent.maps.lbmaps import GENERATION_MAPS
 from lbagent.maps.pins import create_map
 from lbagent.maps.specs import OLD_MAPS, map_specs
@@ -97,9 +98,10 @@ def lacking(artifact: Artifact, contexts: Collection[str], made: Generation) -> 
     """Return the programs of the contexts, and those the agent runs, that a generation lacks.
 
     A context is complete if its entry programs are there: they are pinned after their tail calls are in the array, which holds
-    these.
+    these. Those that commands load (`COMMAND_RUNS`) are never missing.
     """
-    absent = {name: program for name, program in artifact.programs.items() if name not in made.programs}
+    elsewhere = made.programs.keys() | COMMAND_RUN_PROGRAMS
+    absent = {name: program for name, program in artifact.programs.items() if name not in elsewhere}
     wanted = {program.context for name, program in absent.items() if not is_tail_called(name)} & set(contexts)
     return {
         name: program for name, program in absent.items() if program.context in wanted or name in AGENT_RUN_PROGRAMS
@@ -145,8 +147,12 @@ def lower_priority() -> None:
 
 
 def with_old_maps(fds: Mapping[str, int]) -> dict[str, int]:
-    """Return the descriptors with OLD_MAPS; those missing in `fds` are the maps themselves."""
-    return {**{alias: fds[name] for alias, name in OLD_MAPS.items() if name in fds}, **fds}
+    """Return the descriptors with OLD_MAPS; those missing in `fds` are the maps themselves.
+
+    Without the event rings, which then no program writes, lb_config stands for them: the verifier allows no store into it.
+    """
+    aliases = OLD_MAPS | {EVENT_MAP: "lb_config"}
+    return {**{alias: fds[name] for alias, name in aliases.items() if name in fds}, **fds}
 
 
 def _create_generation_maps(fds: dict[str, int], config: bytes) -> None:

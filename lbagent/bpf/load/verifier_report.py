@@ -18,9 +18,11 @@ from lbagent.bpf.load.loader import (
 )
 from lbagent.errors import VerifierError
 from lbagent.kernel import bpf_prog, jiffies
+from lbagent.maps.event_layout import EVENT_MAP
+from lbagent.maps.event_map import event_map
 from lbagent.maps.lbmaps import GENERATION_MAPS
 from lbagent.maps.pins import create_map
-from lbagent.maps.specs import MapType, Sizes, maglev_inner, map_specs
+from lbagent.maps.specs import TRACE_MAP, MapType, Sizes, maglev_inner, map_specs, trace_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +33,8 @@ SMALL_SIZES = Sizes(
     flow4=1 << 12, flow6=1 << 12, snat4=1 << 12, snat6=1 << 12, services=1 << 10, backends=1 << 10,
     source_ranges=1 << 8, affinity=1 << 8, spill=1 << 8, fragments=1 << 8, maglev_size=251,
 )  # fmt: skip
+
+EVENTS = 1024
 
 _PROCESSED = re.compile(r"processed (\d+) insns.*?peak_states (\d+)", re.DOTALL)
 _STACK = re.compile(r"stack depth (\S+)")
@@ -46,6 +50,8 @@ def temporary_maps(sizes: Sizes = SMALL_SIZES) -> Iterator[dict[str, int]]:
             if name not in GENERATION_MAPS:
                 nested = spec.type == MapType.HASH_OF_MAPS
                 fds[name] = create_map(spec, inner if nested else 0)
+        fds[TRACE_MAP] = create_map(trace_map())
+        fds[EVENT_MAP] = create_map(event_map(EVENTS))
         yield fds
     finally:
         for fd in fds.values():
@@ -59,7 +65,10 @@ def check_programs(artifact: Artifact, sizes: Sizes = SMALL_SIZES) -> int:
     """
     require_kernel()
     config = program_settings.pack_config(
-        program_settings.ProgramSettings(netns_cookie=1), sizes, program_settings.Seeds.fresh(), jiffies.hz()
+        program_settings.ProgramSettings(netns_cookie=1, events=EVENTS, sample=2, frames_after=True),
+        sizes,
+        program_settings.Seeds.fresh(),
+        jiffies.hz(),
     )
     refused = 0
     with temporary_maps(sizes) as shared, generation_maps(config) as own:

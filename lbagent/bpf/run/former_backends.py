@@ -2,7 +2,8 @@
 
 A backend without any frontend loses its flows by its path record. One that still has a frontend is alive, and the fast path does
 not check whether it is that of the flow. So the sweeper removes it from the flows of the frontends that it has left: for one
-sweep, lb_former_backend has their pairs of service id and backend id. TCP connections stay: they end with their backend.
+sweep, lb_former_backend has their pairs of service id and backend id. TCP connections stay: they end with their backend. Where no
+Service has it in its slices any more, and some keep it for their own flows (targets/bpf/stale_backends.py), they end, too.
 
 None of this state has to survive the agent: after a start, and whenever it is unknown which backends left, the agent reads the
 pairs of the flows and compares them with the State (`unknown`).
@@ -16,7 +17,15 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from lbagent.maps import backend_codec
 from lbagent.maps.flow_layout import BACKEND_GENERATION_TURNED, SPILL_VALUE
 from lbagent.maps.flow_reader import Pair, spilled_rows
-from lbagent.maps.layout import FORMER_BACKEND_SHIFT, FORMER_BACKENDS, HOST_ORDER, PATH, U32, PathL4
+from lbagent.maps.layout import (
+    FORMER_BACKEND_OF_ALL,
+    FORMER_BACKEND_SHIFT,
+    FORMER_BACKENDS,
+    HOST_ORDER,
+    PATH,
+    U32,
+    PathL4,
+)
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.maps.map_names import family_map
 from lbagent.model.family import Family
@@ -35,15 +44,19 @@ class FormerBackends:
     def __init__(self, maps: LBMaps) -> None:
         """Begin with unknown pairs: flows may exist already."""
         self.waiting: set[Pair] = set()  # for a sweep
+        self.of_all: set[Pair] = set()  # those of them whose connections end, too
         self.unknown = True  # flows may have backends that left without a record of it
         self.arrived = asyncio.Event()  # a sweep has work to do
         self.resolve_unknown: Callable[[], Awaitable[None]] = _nothing  # reads the flows, once the State is complete
         self._maps = maps
         self._swept: tuple[Pair, ...] = ()  # the pairs of the running sweep
 
-    def add(self, pairs: Iterable[Pair]) -> None:
-        """Record backends that left a frontend, after the change of the maps."""
-        self.waiting.update(pairs)
+    def add(self, pairs: Iterable[Pair], *, of_all: bool = False) -> None:
+        """Record backends that left a frontend, after the change of the maps. `of_all`: connections end, too."""
+        found = set(pairs)
+        self.waiting |= found
+        if of_all:
+            self.of_all |= found
         if self.waiting:
             self.arrived.set()
 
@@ -55,6 +68,7 @@ class FormerBackends:
     def remove(self, pairs: Collection[Pair]) -> None:
         """Record backends that a frontend gets, before it has them. Raises KernelError."""
         self.waiting.difference_update(pairs)
+        self.of_all.difference_update(pairs)
         back = [pair for pair in self._swept if pair in pairs]
         if back:
             self._maps.delete_many(MAP, [_key(pair) for pair in back])
@@ -67,7 +81,8 @@ class FormerBackends:
         self.arrived.clear()
         self._clear()
         self._swept = tuple(sorted(self.waiting))[:FORMER_BACKENDS]
-        self._maps.put_many(MAP, [(_key(pair), bytes(U32.size)) for pair in self._swept])
+        rows = [(_key(pair), U32.pack(FORMER_BACKEND_OF_ALL if pair in self.of_all else 0)) for pair in self._swept]
+        self._maps.put_many(MAP, rows)
         return bool(self._swept)
 
     def end_sweep(self) -> None:
@@ -77,12 +92,13 @@ class FormerBackends:
         """
         if not self._swept:
             return
-        found = {key for key, value in self._maps.items(MAP) if any(value)}
+        found = {key for key, value in self._maps.items(MAP) if U32.unpack(value)[0] & ~FORMER_BACKEND_OF_ALL}
         again = {pair for pair in self._swept if _key(pair) in found}
         pairs = self.waiting.intersection(self._swept)
         for family in Family:
             again |= self._take_from_spilled(family, pairs)
         self.waiting.difference_update(pairs - again)
+        self.of_all &= self.waiting
         self._clear()
         if self.waiting:
             self.arrived.set()
@@ -98,8 +114,8 @@ class FormerBackends:
         for flow, key, value in spilled_rows(self._maps, family):
             pair = flow.service, flow.backend
             if (
-                flow.l4 is PathL4.UDP
-                and pair in pairs
+                pair in pairs
+                and (flow.l4 is PathL4.UDP or pair in self.of_all)
                 and self._is_served(family, flow.backend, flow.backend_generation)
             ):
                 word = int.from_bytes(value[:8], HOST_ORDER) ^ _GENERATION_TURNED

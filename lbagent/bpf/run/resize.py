@@ -49,7 +49,7 @@ def resize_at_start(
         return ResizeOutcome(wanted, {})
     if present == wanted or present.maglev_size != wanted.maglev_size:
         return ResizeOutcome(wanted, {})
-    with KernelMaps.open(bpffs, present) as maps:
+    with KernelMaps.open(bpffs, present, events=settings.events) as maps:
         outcome = resize(maps, wanted, artifact, settings)
     outcome.close()
     return outcome
@@ -117,7 +117,7 @@ def _finish(bpffs: str, artifact: Callable[[], Artifact], settings: ProgramSetti
     if (stage / MOVED).is_dir():
         exchange_pins(root)
     elif (stage / MOVING).is_dir():
-        with KernelMaps.open(bpffs, pins.pinned_sizes(bpffs)) as maps:
+        with KernelMaps.open(bpffs, pins.pinned_sizes(bpffs), events=settings.events) as maps:
             finish_resize(maps, artifact, settings).close()
     else:
         drop_stage(stage)

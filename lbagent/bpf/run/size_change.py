@@ -31,8 +31,10 @@ from lbagent.maps.specs import OLD_MAPS, MapSpec, MapType, Sizes, counter_stripe
 
 log = logging.getLogger(__name__)
 STAGE, MOVING, MOVED = "resize", "moving", "moved"
-# flow and SNAT maps: the mover fills them; lb_live is counted again; fragments expire in seconds
-_NOT_COPIED = frozenset({*OLD_MAPS.values(), "lb_live", "lb4_frag", "lb6_frag"})
+# flow and SNAT maps: the mover fills them; lb_live and lb_closing are counted again; fragments and handshakes end in seconds
+_NOT_COPIED = frozenset(
+    {*OLD_MAPS.values(), "lb_live", "lb_closing", "lb_swept", "lb4_frag", "lb6_frag", "lb_handshake"}
+)
 _COPY_BYTES = 1 << 20
 
 

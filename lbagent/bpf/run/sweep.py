@@ -1,8 +1,9 @@
-"""Sweeps the flow tables: programs free expired flows and count live flows per backend; the agent only runs them.
+"""Sweeps the flow tables: programs free expired flows and count flows per backend; the agent only runs them.
 
 The programs `sweep4` and `sweep6` run by BPF_PROG_TEST_RUN over some buckets at a time, because freeing needs a compare-and-swap
-that Python does not have. Counts go to one half of lb_live while readers use the other. After each whole sweep the agent writes
-until when ages are reliable (bpf/include/base/maps.h, now_ticks_in): without sweeps, the programs check each flow that they use.
+that Python does not have. Counts go to one half of lb_live and lb_closing while readers use the other. After each whole sweep the
+agent writes until when ages are reliable (bpf/include/base/maps.h, now_ticks_in): without sweeps, the programs check each flow
+that they use.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from lbagent.bpf.run.former_backends import FormerBackends
+from lbagent.bpf.run.rule_counts import SweptRules
 from lbagent.errors import LbError
 from lbagent.kernel import bpf_prog
 from lbagent.kernel.kernel_error import kernel_errors
@@ -44,6 +46,7 @@ FULL_REASONS: Mapping[Reason | Event, tuple[str, str]] = {
 
 BETWEEN_SWEEPS_S, BETWEEN_SWEEPS = 0.1, 4  # minimum pause, and its length as a multiple of the sweep's duration
 REPEAT_WARNING_S = 60.0  # a table that stays full is logged again after this
+_COUNTS = ("lb_live", "lb_closing")
 PAGE_IDS = 4096  # ids read at a time: half a millisecond
 
 
@@ -51,6 +54,10 @@ def trust_ages(maps: LBMaps, until: int) -> None:
     """Write until which tick 16-bit ages are reliable, into the slot of Reason.NONE of every CPU's stripe. Raises KernelError."""
     row = counter_stripe_bytes(maps.sizes)
     maps.store("lb_metrics", [(n * row, until.to_bytes(8, HOST_ORDER)) for n in range(counter_stripes(maps.sizes))])
+
+
+async def _nothing(_held: Mapping[int, int], _began_s: float) -> None:
+    """The value of `on_swept` until there is one."""
 
 
 InForce = tuple[Mapping[str, int], Sizes]  # programs, and the sizes of their maps
@@ -75,7 +82,11 @@ def tables(in_force: Sequence[InForce]) -> Iterator[tuple[Family, Mapping[str, i
 
 
 class Sweeper:
-    """Sweeps every `interval_s`. `live` are live flows by backend id of the last sweep, None before the first."""
+    """Sweeps every `interval_s`, and keeps the counts of the last sweep.
+
+    By backend id, None before the first one: `held` are the flows with an entry, which has a SNAT port, and `live` those of them
+    that have not ended: until --timeout-closing the entry of a connection that has closed waits for late segments.
+    """
 
     def __init__(
         self,
@@ -84,17 +95,20 @@ class Sweeper:
         interval_s: float,
         of_backends: Callable[[dict[int, int]], dict[int, int]] = lambda counts: counts,
         former: FormerBackends | None = None,
+        rules: SweptRules | None = None,
     ) -> None:
         """`in_force` returns `Datapath.in_force` (it changes with a reload).
 
         `of_backends` adds up live flows by id to live flows by backend (extra SNAT addresses have ids of their own).
         """
         self._maps = maps
+        self._rules = rules or SweptRules()
         self._former = former or FormerBackends(maps)
         self._of_backends = of_backends
         self._in_force = in_force
         self.interval_s = interval_s
         self.live: dict[int, int] | None = None
+        self.held: dict[int, int] | None = None
         self.last_duration_s = 0.0
         self.counted_at = 0.0  # when the sweep of `live` began (time.monotonic)
         self.sweeps = 0
@@ -105,6 +119,7 @@ class Sweeper:
         self._full: dict[Reason | Event, float] = {}  # until when it is reported as a problem
         self._logged_until: dict[Reason | Event, float] = {}
         self.failure = ""  # why the last sweep failed
+        self.on_swept: Callable[[Mapping[int, int], float], Awaitable[None]] = _nothing  # `held`, `counted_at`
 
     def usage(self) -> dict[str, tuple[int, int]]:
         """Return (live flows, entries) of the flow tables; of a half-done change of sizes those of both."""
@@ -135,6 +150,9 @@ class Sweeper:
                 await self._former.resolve_unknown()
             async with self.busy:
                 await self.sweep()
+            if self._rules.wants_sweep:
+                self._former.arrived.set()
+            await self.on_swept(self.held or {}, self.counted_at)
             self._watch_full()
             self.failure = ""
         except LbError as error:
@@ -153,20 +171,26 @@ class Sweeper:
         """Sweep all tables once and return the live flows by backend id."""
         began, half, sizes = time.monotonic(), self._half, self._maps.sizes
         size = sizes.backends * 4
-        with self._maps.window("lb_live", half * size, size) as view:
-            view[:] = bytes(size)
-        former = self._former.begin_sweep()
+        for name in _COUNTS:
+            with self._maps.window(name, half * size, size) as view:
+                view[:] = bytes(size)
+        former = int(self._former.begin_sweep()) | int(self._rules.begin_sweep()) << 1
         until = 0
         found = dict.fromkeys(Family, 0)
         for family, programs, entries in tables(self._in_force()):
             flows, until = await self._sweep_table(
-                programs[f"sweep{family}"], family, entries // FLOW_WAYS, (half, int(former), until)
+                programs[f"sweep{family}"], family, entries // FLOW_WAYS, (half, former, until)
             )
             found[family] += flows
         self._former.end_sweep()
+        self._rules.end_sweep()
         self._flows = found
         trust_ages(self._maps, until)
-        self.live = self._of_backends(await self._read_live(half))
+        held, closing = [await self._read(name, half) for name in _COUNTS]
+        self.held = self._of_backends(held)
+        self.live = self._of_backends(
+            {at: left for at, count in held.items() if (left := count - closing.get(at, 0)) > 0}
+        )
         self._half = 1 - half
         self.sweeps += 1
         self.counted_at = began
@@ -177,7 +201,8 @@ class Sweeper:
     async def _sweep_table(program: int, family: Family, buckets: int, run: tuple[int, int, int]) -> tuple[int, int]:
         """Sweep one table; return its live flows, and until when ages are reliable.
 
-        `run`: half of lb_live, whether there are former backends, until when ages are reliable if that is known.
+        `run`: half of the counts, bits (1: there are former backends, 2: Services with rules), until when ages are reliable if that
+        is known.
 
         In a thread: each run waits some 70 ms for the kernel's XDP dispatcher.
         """
@@ -191,13 +216,13 @@ class Sweeper:
             until = int(LB_SWEEP.unpack(output.data[: LB_SWEEP.size])[-1])
         return live, until
 
-    async def _read_live(self, half: int) -> dict[int, int]:
-        """Return the counts of a half, by backend id."""
+    async def _read(self, name: str, half: int) -> dict[int, int]:
+        """Return the counts of a half of a map, by backend id."""
         out: dict[int, int] = {}
         backends = self._maps.sizes.backends
         for first in range(0, backends, PAGE_IDS):
             count = min(PAGE_IDS, backends - first)
-            with self._maps.window("lb_live", (half * backends + first) * 4, count * 4) as view:
+            with self._maps.window(name, (half * backends + first) * 4, count * 4) as view:
                 raw = bytes(view)
             if raw.strip(b"\0"):
                 numbers = memoryview(raw).cast("I")

@@ -7,21 +7,20 @@ import sys
 import time
 from collections.abc import Callable
 from socket import AF_INET, AF_INET6, inet_pton
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
 from lbagent.api.capabilities.node_backends import BACKENDS
 from lbagent.api.client import DEFAULT_TIMEOUT_S, AgentClient
 from lbagent.cli import output
-from lbagent.cli.options import FITTING, Duration, form_option, list_options, socket_option
+from lbagent.cli.options import FITTING, Duration, form_option, list_options, pins_option, socket_option
 from lbagent.cli.output import FORMATS, Listing, Row, Style, columns_of
 from lbagent.errors import AgentUnreachable, LastBackend, LbError, Refused, TimedOut
 
 F = TypeVar("F", bound=Callable[..., Any])
 STATES = ("active", "maintenance", "quarantined", "terminating")  # the last one is rejected with its own message
 POLL_S = 0.5
-PROGRESS_S = 5.0  # minimum seconds between two lines of progress
 ANSWER_S = 2.0  # minimum time for an answer of the agent, also when the wait is shorter
 RECONNECT_S = 60.0  # a drain is followed further when the agent restarts within this time
 STALE_AFTER_S = 1.0  # older counts are printed with their age
@@ -96,6 +95,36 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     except LbError:
         known = []
     return [word for word in (*STATES[:3], *known) if word.startswith(incomplete)]
+
+
+def _complete_address(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Offer the agent's backends."""
+    return [word for word in _complete(ctx, param, incomplete) if word not in STATES]
+
+
+@backend.command("get", short_help="Show everything about one backend.")
+@click.argument("address", metavar="ADDRESS[:PORT[/PROTOCOL]]", shell_complete=_complete_address)
+@socket_option
+@form_option("text", "json", "yaml", "name")
+def get(address: str, socket: str, form: str) -> None:
+    """Show everything that is known of one backend.
+
+    This is its state and its Pod, the frontends that have it, flows, traffic, the way of its packets, and the health checks of
+    native pools. With bpf also its TCP handshakes, one of --handshake-sample, as the flows show them: how long from SYN to SYN-ACK,
+    and how many it refused or did not answer.
+
+    Exit code 3: it is not served here. 2: the address names several.
+    """
+    from lbagent.cli.backend_text import backend_lines
+
+    found = AgentClient(socket).backend(address)
+    row = {**found.pop("backend"), **found}
+    if form in ("json", "yaml"):
+        output.document(row, form)
+    elif form == "name":
+        click.echo(row["address"])
+    else:
+        click.echo("\n".join(backend_lines(row)))
 
 
 def named_options(command: F) -> F:
@@ -241,23 +270,56 @@ def _is_host(word: str) -> bool:
     return True
 
 
+def drain_options(command: F) -> F:
+    """Add the options of `backend drain` and `node drain`; the command gets them as `options`: DrainOptions."""
+
+    @yes_option
+    @socket_option
+    @click.option(
+        "--timeout",
+        "timeout_s",
+        type=Duration(),
+        default=300.0,
+        show_default="5m",
+        help="How long to wait, like 30s or 5m.",
+    )
+    @click.option(
+        "--then",
+        type=click.Choice(("reset",)),
+        help="After --timeout: reset the flows that are left (RST at their next packet; UDP moves), exit code 0.",
+    )
+    @form_option("text", "json")
+    @functools.wraps(command)
+    def wrapped(
+        *args: Any, yes: bool, socket: str, timeout_s: float, then: str | None, form: str, **kwargs: Any
+    ) -> Any:
+        options = DrainOptions(yes=yes, socket=socket, timeout_s=timeout_s, resets=then == "reset", form=form)
+        return command(*args, options=options, **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+class DrainOptions(NamedTuple):
+    """The options of a drain."""
+
+    yes: bool
+    socket: str
+    timeout_s: float
+    resets: bool
+    form: str
+
+
 @backend.command(short_help="Set backends to maintenance and wait for their last flow.")
 @click.argument("words", nargs=-1, metavar="BACKEND...", shell_complete=_complete)
 @named_options
-@yes_option
-@socket_option
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=Duration(),
-    default=300.0,
-    show_default="5m",
-    help="How long to wait, like 30s or 5m.",
-)
-def drain(words: tuple[str, ...], named: dict[str, Any], yes: bool, socket: str, timeout_s: float) -> None:
+@drain_options
+def drain(words: tuple[str, ...], named: dict[str, Any], options: DrainOptions) -> None:
     """Set backends to maintenance and wait until their last flow has ended.
 
     BACKEND is as in set-state. The last backend of a Service is drained only after a confirmation, or with --yes.
+
+    On a terminal a bar shows the flows that are left, and the time that they take if they end as fast as in the last minute;
+    else each change is a line. With -o json a line is an object: address, flows, eta_s, state (draining, drained, reset).
 
     The agent drains, this command follows it: when the command ends early, the drain continues, also over a restart of the agent.
     `status` and `backend list` show it. A backend that is drained already keeps the later of both deadlines; `set-state active`
@@ -265,27 +327,41 @@ def drain(words: tuple[str, ...], named: dict[str, Any], yes: bool, socket: str,
 
     Exit code 1: cancelled. 4: refused; nothing was changed. 6: some flows are left; the backends stay in maintenance.
     """
-    client = AgentClient(socket, timeout_s=min(max(timeout_s, ANSWER_S), DEFAULT_TIMEOUT_S))
-    backends = split_backends(words, named) | named
-    rows = _sparing_last(functools.partial(client.start_drain, timeout_s=timeout_s, **backends), yes=yes)
+    drain_backends(split_backends(words, named) | named, options)
+
+
+def drain_backends(backends: dict[str, Any], options: DrainOptions) -> None:
+    """Drain backends (fields of NamedBackends) and show how far it is. Raises LbError."""
+    from lbagent.cli.drain_progress import DrainReport
+
+    timeout_s = options.timeout_s
+    client = AgentClient(options.socket, timeout_s=min(max(timeout_s, ANSWER_S), DEFAULT_TIMEOUT_S))
+    rows = _sparing_last(functools.partial(client.start_drain, timeout_s=timeout_s, **backends), yes=options.yes)
     names = [row["address"] for row in rows]
     deadline = time.monotonic() + timeout_s
-    click.echo(f"{', '.join(names)} in maintenance; waiting for the next count of flows", err=True)
-    progress, going = _Progress(), names
-    while True:
-        drains = _drains(client, going, deadline)
-        going = [name for name in going if drains[name]["state"] != "drained"]
-        left = {name: drains[name]["flows"] for name in going}
-        if not going:
-            break
-        if all(drains[name]["counted"] for name in going):
-            progress.show(left)
-        is_over = all(drains[name]["state"] != "draining" for name in going)
-        if is_over or time.monotonic() >= deadline:
-            raise TimedOut(f"after {timeout_s:g} s {_left(left)}; the backends stay in maintenance")
-        time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
-    for name in names:
-        click.echo(f"{name} drained")
+    report = DrainReport(options.form)
+    report.begin(names)
+    going = names
+    try:
+        while True:
+            drains = _drains(client, going, deadline)
+            ended = [name for name in going if drains[name]["state"] == "drained"]
+            going = [name for name in going if name not in ended]
+            report.show([drains[name] for name in (*ended, *going)], time.monotonic())
+            if not going:
+                break
+            is_over = all(drains[name]["state"] != "draining" for name in going)
+            if is_over or time.monotonic() >= deadline:
+                break
+            time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
+        if going and options.resets:
+            client.end_flows(going)
+    finally:
+        report.end_bar()
+    left = report.left(going)
+    if going and not options.resets:
+        raise TimedOut(f"after {timeout_s:g} s {left}; the backends stay in maintenance")
+    report.finish(names, going)
 
 
 def _drains(client: AgentClient, names: list[str], deadline: float) -> dict[str, Row]:
@@ -308,21 +384,87 @@ def _drains(client: AgentClient, names: list[str], deadline: float) -> dict[str,
     return found
 
 
-class _Progress:
-    """Prints on stderr what a drain waits for: when it changes, at most every PROGRESS_S."""
+class Percent(click.ParamType[float]):
+    """`10%`."""
 
-    def __init__(self) -> None:
-        self._shown = ""
-        self._next = 0.0
+    name = "percent"
 
-    def show(self, left: dict[str, int]) -> None:
-        text, now = _left(left), time.monotonic()
-        if text != self._shown and now >= self._next:
-            self._shown, self._next = text, now + PROGRESS_S
-            click.echo(text, err=True)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return a part: 0.1."""
+        if isinstance(value, float):
+            return value
+        text = str(value).removesuffix("%")
+        if not (text.isascii() and text.isdecimal() and len(text) < 5):
+            self.fail(f"{value!r} is not a share like 10%", param, ctx)
+        return int(text) / 100
 
 
-def _left(left: dict[str, int]) -> str:
-    """Return what a drain waits for: flows, or the sweep that counts them."""
-    counts = ", ".join(f"{name} {count}" for name, count in left.items() if count > 0)
-    return f"flows are left: {counts}" if counts else "no sweep has counted the flows yet (--sweep-interval)"
+@backend.command(short_help="Reset flows of over-full backends, so that clients connect evenly.")
+@click.argument("service", metavar="[NAMESPACE/]NAME")
+@click.option(
+    "--to-within",
+    "within",
+    type=Percent(),
+    default=0.1,
+    show_default="10%",
+    help="How much more than its share is right.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0.01),
+    default=10.0,
+    show_default=True,
+    help="Flows that are reset in a second, at most.",
+)
+@click.option("--dry-run", is_flag=True, help="Reset nothing; print what would be reset.")
+@socket_option
+@pins_option
+@form_option("text", "json")
+def rebalance(service: str, within: float, rate: float, dry_run: bool, socket: str, bpffs: str, form: str) -> int:
+    """Reset long-lived flows of backends that have more than their share, so that clients connect again, and evenly.
+
+    For after a scale-up, or a restart of a backend. Needs root.
+
+    A share is the mean of established TCP flows at the start, of each port and family by itself; weights count where the
+    algorithm has them. Flows are chosen at random among those that were there at the start, at most --rate a second, until
+    no backend has more than --to-within above its share. A client gets RST for its next packet. Flows of UDP, and those of
+    the socket programs, are neither counted nor reset.
+
+    On a terminal a bar shows how many flows are too many; else each change is a line. With -o json a line is an object:
+    address, flows, share, reset, state (over, within); with --dry-run a list: address, flows, share, limit, to_reset.
+
+    Exit code 1: backends have more than their share, and no flow from the start is left. 3: no such Service. 4: it has no
+    TCP, or sessionAffinity.
+    """
+    from lbagent.cli.rebalance import RebalanceReport, Rebalancing, opened_flows, ports_of, read_flows, table_of
+
+    wanted = service if "/" in service else f"default/{service}"
+    namespace, _, name = wanted.partition("/")
+    ports = ports_of(AgentClient(socket).services(namespace, name), wanted, within)
+    with opened_flows(bpffs, dry_run=dry_run) as (maps, deleter):
+        read_flows(maps, ports)
+        rows = table_of(ports)
+        if dry_run or not any(row["to_reset"] for row in rows):
+            _show_shares(rows, form)
+            return 0
+        assert deleter is not None
+        work, report = Rebalancing(maps, deleter, ports), RebalanceReport(form, sum(row["to_reset"] for row in rows))
+        try:
+            for rows in work.run(rate):
+                report.show(rows, work.reset)
+        finally:
+            report.end_bar()
+    left = sum(row["to_reset"] for row in table_of(ports))
+    if form == "text":
+        click.echo(
+            f"{sum(work.reset.values())} flows reset; {f'{left} are still too many' if left else 'all backends are within'}"
+        )
+    return 1 if left else 0
+
+
+def _show_shares(rows: list[Row], form: str) -> None:
+    if form == "json":
+        output.document(rows, form)
+        return
+    for row in rows:
+        click.echo(f"{row['address']}: {row['flows']} flows, share {row['share']:g}, {row['to_reset']} to reset")

@@ -49,7 +49,7 @@ def doctor(form: str, *, kubernetes: bool, **flags: Any) -> int:
     Exit code 0: the agent can run; there may be warnings. 1: there is an error. 3: the only error is a --device that does not
     exist. 77: this kernel is too old, or has no bpf(2).
     """
-    from lbagent.checks.table import offline_findings
+    from lbagent.checks.table import finding_row, offline_findings
 
     settings = from_flags(flags)
     found = offline_findings(settings, kubernetes=kubernetes)
@@ -60,7 +60,7 @@ def doctor(form: str, *, kubernetes: bool, **flags: Any) -> int:
             if item.remedy:
                 click.echo(f"{'':<7}{GAP}-> {item.remedy}")
     else:
-        document([{"level": str(item.level), "what": item.text, "advice": item.remedy} for item in found], form)
+        document([finding_row(item) for item in found], form)
     codes = {item.exit_code for item in found if item.level == "error"}
     return UNSUPPORTED if UNSUPPORTED in codes else min(codes, default=0)
 

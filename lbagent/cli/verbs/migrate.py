@@ -105,7 +105,7 @@ def _show_plan(status: dict[str, Any], words: list[str]) -> None:
         steps.append(f"the agent serves with --renderer {' '.join(words)}, before kube-proxy's rules, which stand")
         if words[0].partition("=")[0] in ("bpf", "auto"):
             steps.append("open connections stay with kube-proxy (new-flows syn, snat-ports 256-1023);")
-            steps[-1] += " a request on its way may get no answer, and --back ends connections of bpf"
+            steps[-1] += " a request on its way may get no answer"
     steps.append("what is in force is compared with the objects; a difference ends the migration here")
     steps.append("table inet lbagent-migration keeps the kernel's translation of kube-proxy's connections")
     steps.append("table ip kube-proxy and ip6 kube-proxy become dormant: they keep their rules")
@@ -236,7 +236,12 @@ def _back(client: AgentClient, *, despite: bool) -> int:
         client.request_migration({"serves": False})
         _wait(client, serves=False)
     _in_kernel(stop_translating)
-    click.echo("kube-proxy's rules serve this node; lbagent's data plane is removed, and the agent only compares.")
+    if client.migration()["is_left"]:
+        click.echo(
+            "kube-proxy's rules have the new connections; bpf keeps those that it has until they end (`lbagent status`)."
+        )
+    else:
+        click.echo("kube-proxy's rules serve this node; lbagent's data plane is removed, and the agent only compares.")
     click.echo(f"kube-proxy must run: {START.format(node=node)}")
     return 0
 

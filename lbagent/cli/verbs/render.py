@@ -33,7 +33,7 @@ from lbagent.cli.setting_options import RULE_SETTINGS, from_flags, setting_optio
     help="Address for NodePorts (repeatable; default: those of the Node object).",
 )
 @click.option("-o", "form", default="", metavar="FORM", help="nft (default): for `nft -f -`; json: of libnftables.")
-@setting_options(*RULE_SETTINGS)
+@setting_options(*RULE_SETTINGS, "services", "egress_snat", "cluster_cidr")
 def render(*, folder: str, renderer: str, node: str, node_ip: tuple[str, ...], form: str, **flags: Any) -> int:
     """Print the rules that a data plane makes of these manifests. The same manifests give the same bytes.
 

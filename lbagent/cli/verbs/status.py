@@ -17,6 +17,7 @@ POLL_S = 0.1
 ATTEMPT_S = 2.0  # timeout of one request while waiting
 FAULT = "fault"
 MAX_DRAINS = 20  # lines
+MAX_EXCLUDED = 20  # lines
 FULL = 0.8  # maps fuller than this are shown without -o wide
 
 
@@ -129,11 +130,20 @@ def lines(found: dict[str, Any], *, wide: bool, now: float) -> list[str]:
                 f"{item['frontend']} {item['service']}: {item['error']}; next try in {item['retry_in_s']:.0f} s",
             )
         )
+    out += _excluded(found.get("excluded", ()), wide)
     conditions = found.get("conditions", ())
     for item in sorted(conditions, key=lambda item: _severity(item) != FAULT):
         out.append(_condition(item, now))
     shown = {item["text"] for item in conditions}
     return out + [_fact("problem", text) for text in found["problems"] if text not in shown]
+
+
+def _excluded(lines: Sequence[str], wide: bool) -> list[str]:
+    """Return a line for each frontend that is left alone; without -o wide at most some of many."""
+    shown = lines if wide else lines[:MAX_EXCLUDED]
+    out = [_fact("excluded", text) for text in shown]
+    more = len(lines) - len(shown)
+    return [*out, _fact("excluded", f"{more} more, with -o wide")] if more else out
 
 
 def _drains(drains: Sequence[dict[str, Any]], now: float) -> list[str]:

@@ -56,6 +56,12 @@ Row = dict[str, Any]  # DifferenceRow (api/plane_differences.py)
     metavar="IP",
     help="Address for NodePorts, with -f (repeatable; default: those of the Node object).",
 )
+@click.option(
+    "--api",
+    "afresh",
+    is_flag=True,
+    help="Have the agent list the objects of its sources again, and compare the data planes with these.",
+)
 @click.option("--repair", is_flag=True, help="Have what differs written again.")
 @form_option("text", "json", "yaml")
 @setting_options(*RULE_SETTINGS)
@@ -67,6 +73,7 @@ def verify(
     folder: str,
     node: str,
     node_ip: tuple[str, ...],
+    afresh: bool,
     repair: bool,
     form: str,
     **flags: Any,
@@ -78,10 +85,19 @@ def verify(
     settings below must be those of the agent. kube-proxy's rules (mode nftables) are compared with the agent's objects, also those
     of `agent --shadow`, or with manifests.
 
+    With --api the agent lists its objects again, from the Kubernetes API or its folder, resolves them, and compares the result with
+    each data plane. This finds a watch that stopped silently, and a stale backend. A change that is on its way is no difference.
+
     Exit code 0: nothing differs, with --repair everything is repaired. 1: at least one difference is named. 2: wrong usage. 3: no
-    such data plane, or no table of kube-proxy. 5: this needs an agent, and none answers.
+    such data plane, or no table of kube-proxy. 5: this needs an agent, and none answers. 6: with --api, the API does not answer.
     """
-    if folder:
+    if afresh:
+        if folder or renderer == KUBE_PROXY:
+            raise ConfigError("--api compares with the agent's sources: leave out -f, and --renderer kube-proxy")
+        if renderer:
+            _require_known(renderer)
+        rows, is_good = AgentClient(socket).object_differences(renderer, repair=repair), True
+    elif folder:
         given = {"node_name": node, "node_ip": node_ip, "renderer": (renderer,) if renderer else (), "bpffs": bpffs}
         rows, is_good = _of_manifests(folder, {**flags, **given}, repair=repair)
     else:

@@ -42,6 +42,6 @@ class ControllerMetrics:
         text = "Changes of nodes that the provider of a load balancer failed to apply."
         yield MetricFamily(f"{PREFIX}nodesync_error_total", "counter", text, [((), self.node_sync_errors)])
         text = "Seconds from a change of nodes until every load balancer had it."
-        yield HistogramFamily(f"{PREFIX}nodesync_latency_seconds", text, self.node_syncs)
+        yield HistogramFamily(f"{PREFIX}nodesync_latency_seconds", text, [((), self.node_syncs)])
         text = "Seconds that the update of a load balancer's nodes took."
-        yield HistogramFamily(f"{PREFIX}update_loadbalancer_host_latency_seconds", text, self.host_updates)
+        yield HistogramFamily(f"{PREFIX}update_loadbalancer_host_latency_seconds", text, [((), self.host_updates)])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from lbagent.model.service import Algorithm, SVCNatPolicy
-from lbagent.objects.decode import annotation_words
+from lbagent.objects.decode import annotation_words, decode_flow_rules
 from lbagent.objects.decode.report import Report, annotation
 from lbagent.objects.decode.wire import Meta
 from lbagent.textfile.field_path import FieldPath
@@ -13,24 +11,30 @@ from lbagent.textfile.field_path import FieldPath
 _ALGORITHMS = {word.value: word for word in Algorithm}
 _FORWARDING = {"snat": False, "dsr": True}
 _NAT = {"none": SVCNatPolicy.NONE, "nat46": SVCNatPolicy.NAT46, "nat64": SVCNatPolicy.NAT64}
-_STALE = re.compile(r"keep|reset|drain=[0-9]{1,9}")
 # Values that are valid and that the programs do not implement yet -> what happens instead.
 _NOT_YET = {
-    "least-conn": "backends are chosen as with random",
     "dsr": "packets are forwarded with SNAT",
     "nat46": "only backends of the frontend's own IP family are used",
     "nat64": "only backends of the frontend's own IP family are used",
 }
 _L7_INSTEAD = "packets to these frontends are passed to the stack as they are"
-_STALE_INSTEAD = "when a backend is gone its TCP flows are reset and its UDP flows move to another one"
-_ANNOTATIONS = annotation_words.OF_POOLS | {
-    "algorithm",
-    "forwarding-mode",
-    "nat-policy",
-    "l7-proxy-port",
-    "source-ranges-policy",
-    "stale-flows",
-}
+_ANNOTATIONS = (
+    annotation_words.OF_POOLS
+    | decode_flow_rules.WORDS
+    | {
+        "algorithm",
+        "forwarding-mode",
+        "nat-policy",
+        "l7-proxy-port",
+        "source-ranges-policy",
+        "stale-flows",
+        "tier-min",
+        "source-ranges-for",
+        "exclude",
+        "health-check",
+        "health-check-from",
+    }
+)
 
 
 def decode_annotations(meta: Meta, report: Report) -> tuple[Algorithm, bool, SVCNatPolicy]:
@@ -46,12 +50,6 @@ def decode_annotations(meta: Meta, report: Report) -> tuple[Algorithm, bool, SVC
     if found := annotation(meta, "nat-policy"):
         nat = report.choice(found[0], found[1].lower(), _NAT, "none", "nat_policy")
         _say_not_yet(found[0], nat.value.lower(), report)
-    if found := annotation(meta, "stale-flows"):
-        if _STALE.fullmatch(found[1]):
-            report.warn(found[0], f"{found[1]} has no effect yet", _STALE_INSTEAD)
-        else:
-            problem = f"unknown value {found[1]!r}; keep, reset or drain=SECONDS is possible"
-            report.error(found[0], problem, "the default is used")
     return algorithm, dsr, nat
 
 

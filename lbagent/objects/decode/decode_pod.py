@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from lbagent.model.address import L4Type, parse_ip
 from lbagent.objects.decode import wire
+from lbagent.objects.decode.decode_words import OF_PODS
 from lbagent.objects.decode.last_good_parts import keep_families, keep_host_ports
 from lbagent.objects.decode.report import Report, label, present
 from lbagent.objects.decode.wire import Meta, PodSpec, PodStatus
@@ -71,6 +72,7 @@ def decode_pod(raw: wire.Pod, namespace: str, name: str, report: Report) -> Pod:
     """Return the Pod; a pod on the host's network has no hostPort frontends (its ports are the node's own)."""
     meta, spec, status = raw.metadata or Meta(), raw.spec or PodSpec(), raw.status or PodStatus()
     host_network = bool(spec.hostNetwork)
+    report.check_annotations(meta, OF_PODS)
     return Pod(
         namespace,
         name,

@@ -10,6 +10,9 @@ from lbagent.model.service import CIDR, DEFAULT_AFFINITY_TIMEOUT_S
 from lbagent.objects.decode import wire
 from lbagent.objects.decode.decode_annotations import decode_annotations, decode_l7_port
 from lbagent.objects.decode.decode_balancer import decode_balancer, has_finalizer, is_behind_router
+from lbagent.objects.decode.decode_flow_rules import decode_flow_rules
+from lbagent.objects.decode.decode_health_check import decode_health_check
+from lbagent.objects.decode.decode_words import decode_exclude, decode_ranges_for, decode_stale_flows, decode_tier_min
 from lbagent.objects.decode.last_good_parts import (
     keep_addresses,
     keep_balancer,
@@ -33,6 +36,7 @@ _TYPES = {word: word for word in ("ClusterIP", "NodePort", "LoadBalancer", "Exte
 _POLICIES = {"Cluster": False, "Local": True}
 _AFFINITY = {"None": False, "ClientIP": True}
 _FAMILIES = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
+_NO_RANGES: tuple[tuple[CIDR, ...], bool, bool] = ((), False, False)
 _RANGES = {"allow": False, "deny": True}
 
 
@@ -56,9 +60,13 @@ def decode_service(raw: wire.Service, namespace: str, name: str, report: Report)
     external = _of_families(outside, families, ("spec", "externalIPs"), report)
     vips = _of_families(ingress, families, ("status", "loadBalancer", "ingress"), report)
     algorithm, dsr, nat = decode_annotations(meta, report)
+    rules = decode_flow_rules(meta, algorithm, report)
     timeout = _affinity(spec, report)
     l7_port = decode_l7_port(meta, report, affinity=timeout > 0)
-    ranges, given, deny = _source_ranges(meta, spec, vips, report) if kind == "LoadBalancer" else ((), False, False)
+    all_ranges = decode_ranges_for(meta, report)
+    ranges, given, deny = _NO_RANGES
+    if kind == "LoadBalancer" or all_ranges:
+        ranges, given, deny = _source_ranges(meta, spec, (*vips, *external) if all_ranges else vips, report)
     local = _policy("externalTrafficPolicy", spec.externalTrafficPolicy, "external_local", report)
     return Service(
         namespace,
@@ -78,8 +86,14 @@ def decode_service(raw: wire.Service, namespace: str, name: str, report: Report)
         ranges_given=given,
         ranges_deny=deny,
         node_port_ranges=given and is_behind_router(meta),
+        all_ranges=all_ranges,
+        excluded=decode_exclude(meta, report),
+        health_check=decode_health_check(meta, report),
         health_check_node_port=_health_port(spec, report) if local and kind == "LoadBalancer" else 0,
         algorithm=algorithm,
+        tier_min=decode_tier_min(meta, report),
+        stale_flows_s=decode_stale_flows(meta, report),
+        flow_rules=None if rules.is_empty else rules,
         dsr=dsr,
         nat_policy=nat,
         l7_proxy_port=l7_port,

@@ -10,6 +10,7 @@ from lbagent.model.family import Family
 from lbagent.nearest_word import nearest
 from lbagent.objects.decode import wire
 from lbagent.objects.decode.decode_service import HEADLESS, PROXY_NAME
+from lbagent.objects.decode.decode_words import OF_SLICES, decode_tier
 from lbagent.objects.decode.last_good_parts import keep_endpoints, keep_slice_ports, old_slices
 from lbagent.objects.decode.report import Report, label, plain_ip, present
 from lbagent.objects.decode.wire import Address, Conditions, Hints, Meta, ObjectReference, Port, Subset
@@ -53,8 +54,9 @@ def decode_slice(raw: wire.EndpointSlice, namespace: str, name: str, report: Rep
     endpoints = _kept(
         ("endpoints",), raw.endpoints or (), found, namespace, lambda: report.last_value("endpoints"), report
     )
-    weight = report.weight(meta)
-    return EndpointSlice(namespace, name, service, family, report.origin, ports, tuple(endpoints), weight)
+    report.check_annotations(meta, OF_SLICES)
+    weight, tier = report.weight(meta), decode_tier(meta, report)
+    return EndpointSlice(namespace, name, service, family, report.origin, ports, tuple(endpoints), weight, tier)
 
 
 def _report_no_service(meta: Meta, report: Report) -> None:

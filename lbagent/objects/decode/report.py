@@ -22,7 +22,6 @@ from lbagent.textfile.field_path import FieldPath, path_text
 T = TypeVar("T")
 CILIUM = "service.cilium.io/"
 _OUR_PREFIX = OURS.removesuffix("/")
-_WEIGHT_ONLY = frozenset(("weight",))
 
 
 def seconds(text: str) -> float:
@@ -210,7 +209,6 @@ class Report:
 
     def weight(self, meta: Meta) -> int | None:
         """Return the weight annotation, 0-65535; None if there is none or it is invalid."""
-        self.check_annotations(meta, _WEIGHT_ONLY)
         found = annotation(meta, "weight")
         if found is None:
             return None

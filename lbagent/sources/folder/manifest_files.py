@@ -26,6 +26,7 @@ class _File(Struct, gc=False):
     parsed: ParsedManifest
     generation: int
     failure: Message | None = None
+    digest: int = 0  # of the text that was read last
 
 
 class FileReading(Struct, frozen=True, gc=False):
@@ -35,6 +36,7 @@ class FileReading(Struct, frozen=True, gc=False):
     parsed: ParsedManifest | None = None
     failure: Message | None = None
     recalled: ParsedManifest = ParsedManifest()  # of a file that fails when it is read for the first time
+    digest: int = 0
 
 
 class ManifestFiles:
@@ -82,16 +84,17 @@ class ManifestFiles:
     def parse(self, path: str, text: str) -> FileReading:
         """Parse the text of a file without a change. Faulty parts keep their last good value."""
         before = _LastGoodFile(self._files.get(path), lambda: self._recalled(path))
+        digest = hash(text)
         try:
             parsed = documents.parse(text, path, SOURCE, before.find)
         except UnreadableManifest as error:
-            return self._failed(path, error.message)
+            return self._failed(path, error.message, digest)
         if parsed.is_empty and before.parsed.objects:
             # A file is truncated before it is written, and a template may result in comments only: neither means that the objects
             # are deleted. Deleting the file does, and so does a List without items.
             what = "the file holds only comments" if text.strip() else "the file is empty"
-            return self._failed(path, Message(what, file=path))
-        return FileReading(path, self._keep_missing(parsed, before) if parsed.unidentified else parsed)
+            return self._failed(path, Message(what, file=path), digest)
+        return FileReading(path, self._keep_missing(parsed, before) if parsed.unidentified else parsed, digest=digest)
 
     def _keep_missing(self, parsed: ParsedManifest, before: _LastGoodFile) -> ParsedManifest:
         """Keep objects that are missing now: a document without a usable name may be one of these."""
@@ -115,8 +118,30 @@ class ManifestFiles:
             unidentified=(),
         )
 
-    def _failed(self, path: str, message: Message) -> FileReading:
-        return FileReading(path, None, message, ParsedManifest() if path in self._files else self._recalled(path))
+    def _failed(self, path: str, message: Message, digest: int = 0) -> FileReading:
+        recalled = ParsedManifest() if path in self._files else self._recalled(path)
+        return FileReading(path, None, message, recalled, digest)
+
+    def is_read(self, path: str, digest: int) -> bool:
+        """Return whether the text with this hash is that of the file when it was read last."""
+        known = self._files.get(path)
+        return known is not None and known.digest == digest
+
+    def changes_to(self, path: str, text: str | None) -> list[ObjectChange]:
+        """Return the changes that reading a file with this text would make; None: without the file."""
+        known = self._files.get(path)
+        old = known.parsed if known else ParsedManifest()
+        new = ParsedManifest() if text is None else self.parse(path, text).parsed
+        if new is None:
+            return []  # its last good objects stay
+        wanted = {(kind, obj.key): obj for kind, obj in reversed(new.objects)}
+        keys = dict.fromkeys([*((kind, obj.key) for kind, obj in old.objects), *wanted])
+        found = []
+        for key in keys:
+            first = self._first(key)
+            if first is None or first.origin.file == path:
+                found.append(ObjectChange(*key, first, wanted.get(key)))
+        return [change for change in found if change.old != change.new]
 
     def accept(self, reading: FileReading) -> list[ObjectChange]:
         """Use the objects that were read."""
@@ -127,12 +152,16 @@ class ManifestFiles:
         path, parsed = reading.path, reading.parsed
         if parsed is None:
             assert reading.failure is not None
-            yield self._fail(path, reading.failure, reading.recalled)
+            changes = self._fail(path, reading.failure, reading.recalled)
+            self._files[path].digest = reading.digest
+            yield changes
             return
         old = self._files.get(path)
         if parsed.messages or (old is not None and (old.parsed.messages or old.failure)):
             self.revision += 1
-        known = self._files[path] = _File(parsed, self.generation + 1)  # of the changes that are published next
+        known = self._files[path] = _File(
+            parsed, self.generation + 1, digest=reading.digest
+        )  # of the changes that are published next
         changed = False
         for changes in self._exchange(old.parsed if old else ParsedManifest(), parsed):
             changed |= bool(changes)

@@ -12,14 +12,16 @@ import os
 import time
 from collections.abc import Sequence
 
+from lbagent.errors import TimedOut
 from lbagent.kernel.inotify import Event
 from lbagent.model.message import Message
 from lbagent.objects.message_log import MessageLog
 from lbagent.objects.records import ObjectChange, ObjectSnapshot
-from lbagent.objects.source import OnChange
+from lbagent.objects.source import Missed, OnChange
 from lbagent.sources.folder.copies import ManifestCopies, Signature, signature_of
 from lbagent.sources.folder.folder_watch import FolderWatch, is_about_all_files, is_complete, is_lost
 from lbagent.sources.folder.manifest_files import SOURCE, ManifestFiles, is_manifest, manifest_names
+from lbagent.textfile.read_text import UnreadableManifest, read_text
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,8 @@ YOUNG_NS = 100_000_000  # without inotify, a file that changed so recently may b
 BATCH_S = 0.02  # duration of a step before the loop runs other tasks
 MAX_LOOKS_AT_ONCE = 50  # files checked before the loop runs other tasks
 LARGE = 32 << 10  # bytes, about BATCH_S of parsing
+CATCH_UP_S = 1.0  # beside the next check of all files: what the source does not read within this time was missed
+LOOK_S = 0.1  # between two looks whether it was read
 
 
 class FolderSource:
@@ -145,6 +149,43 @@ class FolderSource:
         self._wake.clear()
         if time.monotonic() >= self._looked + (self._rescan_s if self._watch.is_following else self._poll_s):
             self._rescan = True
+
+    # --- a second list ---
+
+    async def find_missed(self) -> Missed:
+        """Read every file again; a change that the next check of all files finds is not missed. Raises TimedOut."""
+        until = time.monotonic() + CATCH_UP_S + (self._rescan_s if self._watch.is_following else self._poll_s)
+        while True:
+            if why := self.distrust:
+                raise TimedOut(f"nothing can be compared with the manifests: {why}")
+            texts = await asyncio.to_thread(_texts, self._folder)
+            if texts is None:
+                raise TimedOut(f"nothing can be compared with the manifests: {self._folder} has none that can be read")
+            paths = self._unread(texts)
+            if not paths:
+                return Missed()
+            if time.monotonic() > until:
+                changes = (each for path in paths for each in self._files.changes_to(path, texts.get(path)))
+                return Missed(tuple(changes), tuple(map(os.path.basename, paths)))
+            await asyncio.sleep(LOOK_S)
+
+    def _unread(self, texts: dict[str, str | None]) -> list[str]:
+        """Return the files whose text is not the one that was read last."""
+        known = set(self._files.paths)
+        changed = [
+            path for path, text in texts.items() if text is not None and not self._files.is_read(path, hash(text))
+        ]
+        return changed + sorted(known - texts.keys())
+
+    def list_again(self, places: Sequence[str]) -> None:
+        """Read these files again."""
+        for name in places:
+            path = os.path.join(self._folder, name)
+            if os.path.lexists(path):
+                self._pending[path] = None
+            else:
+                self._miss(path)
+        self._wake.set()
 
     # --- events ---
 
@@ -303,6 +344,23 @@ class FolderSource:
         if self._watch.is_available or signature is None or not self.synced.is_set():
             return False
         return 0 <= time.time_ns() - signature[2] < YOUNG_NS
+
+
+def _texts(folder: str) -> dict[str, str | None] | None:
+    """Return the text of each manifest, None for one that cannot be read; None without any, or without the folder."""
+    try:
+        names = manifest_names(folder)
+    except OSError:
+        return None
+    texts: dict[str, str | None] = {}
+    for name in names:
+        path = os.path.join(folder, name)
+        try:
+            texts[path] = text = read_text(path)
+            hash(text)  # is kept in it: a large one takes its time here, in a thread
+        except UnreadableManifest:
+            texts[path] = None
+    return texts or None
 
 
 def _is_gone(path: str) -> bool:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Collection, Sequence
 
 import msgspec
 from msgspec import Struct
 
 from lbagent.decoding_errors import DECODING_ERRORS
-from lbagent.errors import LbError, NotFound
+from lbagent.errors import LbError, NotFound, TimedOut
 from lbagent.kube.api_failure import failure_message, not_read
 from lbagent.kube.event_writer import EventWriter
 from lbagent.kube.kube_client import KubeClient
@@ -30,11 +31,12 @@ from lbagent.model.message import Message
 from lbagent.objects.message_log import MessageLog
 from lbagent.objects.object_event import ObjectEvent
 from lbagent.objects.records import FIELD_OF_KIND, KubeObject, ObjectChange, ObjectSnapshot
-from lbagent.objects.source import OnChange, initial_changes
+from lbagent.objects.source import Missed, OnChange, initial_changes
 from lbagent.sources.kube.deletion_guard import ServiceNames, needs_confirmation
 
 log = logging.getLogger(__name__)
 MAX_NAMED_NODES = 20
+LOOK_S = 0.1  # between two looks whether the watch has caught up
 CONFIRM = "if it was deleted on purpose, set --max-delete-ratio to 100, send SIGHUP, and set it back"
 REACH = "see that the API server can be reached and lets this agent list and watch; it is tried again by itself"
 NOT_LISTED = Message("the API server has not listed everything yet", "what the maps hold is served")
@@ -278,6 +280,56 @@ class KubeSource:
     def _notify_listener(self, changes: Sequence[ObjectChange]) -> None:
         if self._on_change is not None:
             self._on_change(changes)
+
+    # --- a second list ---
+
+    async def find_missed(self) -> Missed:
+        """List every resource again; a change that the watch sends within `catch_up_s` is not missed. Raises TimedOut."""
+        if not self._is_given:
+            raise TimedOut("the API server has not listed everything yet, so nothing can be compared with it")
+        try:
+            async with asyncio.timeout(self._settings.timing.reread_s + self._settings.timing.catch_up_s):
+                return await self._find_missed()
+        except TimeoutError:
+            raise TimedOut(
+                "the API server does not list its objects in time, so nothing can be compared with them"
+            ) from None
+        except LbError as error:
+            raise TimedOut(f"the API server does not list its objects: {error}") from None
+
+    async def _find_missed(self) -> Missed:
+        behind = {}
+        for reflector in self._reflectors:
+            draft = await reflector.read_again()
+            if reflector.cache.behind(draft):
+                behind[reflector] = draft
+        until = time.monotonic() + self._settings.timing.catch_up_s
+        while behind and time.monotonic() < until:
+            await asyncio.sleep(LOOK_S)
+            behind = {each: draft for each, draft in behind.items() if each.cache.behind(draft)}
+        changes: list[ObjectChange] = []
+        places = []
+        for reflector, first in behind.items():
+            draft = await reflector.read_again()  # what was deleted since the first list is in neither
+            keys = reflector.cache.behind(first) & reflector.cache.behind(draft)
+            if keys:
+                places.append(reflector.resource.name)
+            if not self._would_hold(reflector, draft):
+                found = [reflector.cache.change_to(key, draft) for key in sorted(keys)]
+                changes += [change for change in found if change is not None]
+        return Missed(tuple(changes), tuple(places))
+
+    def _would_hold(self, reflector: Reflector, draft: Draft) -> bool:
+        """Return whether the list lacks so many objects that they are kept."""
+        cache = reflector.cache
+        missing = len(cache.missing(draft))
+        return reflector.resource.guarded and needs_confirmation(len(cache), missing, self._max_delete_ratio)
+
+    def list_again(self, places: Sequence[str]) -> None:
+        """List these resources again, and begin new watches."""
+        for reflector in self._reflectors:
+            if reflector.resource.name in places:
+                reflector.list_again()
 
     # --- deletions that wait ---
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from lbagent.bpf.compiler import artifact, builder
 from lbagent.bpf.compiler.artifact import Artifact
@@ -25,8 +28,11 @@ from lbagent.bpf.run.resize import finish_resize, is_unfinished, resize, resize_
 from lbagent.bpf.run.size_change import ResizeOutcome, ResizeStopped
 from lbagent.bpf.run.sweep import Sweeper, trust_ages
 from lbagent.config import Config
-from lbagent.errors import LbError
+from lbagent.errors import LbError, Refused
 from lbagent.maps import pins
+from lbagent.maps.backend_codec import check_mark
+from lbagent.maps.event_layout import EVENT_MAP
+from lbagent.maps.event_map import pin_event_map, store_generation
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr
@@ -34,18 +40,29 @@ from lbagent.model.backend import Backend, BackendState
 from lbagent.model.check import CheckGroup
 from lbagent.model.extra_snat_sources import NO_EXTRA_SNAT_SOURCES
 from lbagent.model.family import Family
+from lbagent.model.handshakes import Handshakes
 from lbagent.model.state import State
 from lbagent.net.snapshot import NodeNetwork
+from lbagent.probes.backend_check import CheckedService
+from lbagent.probes.passive_checks import WaitingHandshake
 from lbagent.render.renderer_types import Difference
 from lbagent.sync.backoff import Failure
 from lbagent.sync.target_protocol import Desired
 from lbagent.targets.bpf import bpf_settings, bpf_view
 from lbagent.targets.bpf.backends import each_backend
+from lbagent.targets.bpf.beside_nftables import BesideNftables
 from lbagent.targets.bpf.bpf_target import BpfTarget
 from lbagent.targets.bpf.device_keeper import DeviceKeeper, expected_hooks, require_devices
+from lbagent.targets.bpf.explained_plane import ExplainedPlane
+from lbagent.targets.bpf.handshake_watch import HandshakeWatch
+from lbagent.targets.bpf.left_datagrams import LeftDatagrams
+from lbagent.targets.bpf.live_sockets import live_sockets
 from lbagent.targets.bpf.lock import AgentLock
 from lbagent.targets.bpf.network_follower import NetworkFollower
+from lbagent.targets.bpf.packet_sampling import PacketSampling
+from lbagent.targets.bpf.passing_rows import PassingRows
 from lbagent.targets.bpf.pin_removal import remove_pins
+from lbagent.targets.bpf.self_test import SelfTest
 from lbagent.targets.bpf.socket_frontends import socket_frontends
 from lbagent.targets.bpf.vip_map import responder
 from lbagent.targets.data_plane import (
@@ -59,12 +76,14 @@ from lbagent.targets.data_plane import (
     FrontendOf,
     OnNetwork,
     PlaneStatus,
+    SelfTestResult,
     Usage,
 )
 from lbagent.task_failure import log_failure
 
 if TYPE_CHECKING:
     from lbagent.targets.bpf.checks.running_context import RunningContext
+    from lbagent.targets.explanation import ExplainRequest, Explanation
 
 log = logging.getLogger(__name__)
 FRESH_S = 1.0  # flows counted so lately are not counted again
@@ -84,40 +103,62 @@ class BpfDataPlane:
     ready: asyncio.Event
     wake: asyncio.Event
     first_pass: asyncio.Event
+    handshake_watch: HandshakeWatch
+    left_datagrams: LeftDatagrams
+    _plain: Artifact  # the programs without those for readers of packets; after `_load`
 
     def __init__(self, config: Config, features: frozenset[Feature]) -> None:
         self.config, self.features = config, features
+        self._beside = BesideNftables()
+        self.taking_over: Callable[[], str] = lambda: ""  # from which data plane, for the status
+        self._sockets: Mapping[L3n4Addr, int] = {}  # of the node that use a backend, as counted last
+        self._sockets_at = 0.0
         self.extra_snat = NO_EXTRA_SNAT_SOURCES  # --snat-address, with the numbers that live flows have
+        self.reply_ports = config.snat_port_range  # those at which replies are recognised: live flows have some of them
         self.mounted_bpffs = False  # this agent mounted the bpf file system of its pins
         self.datapath: Datapath | None = None  # programs are in force
         self.devices: DeviceKeeper | None = None
         self.sweeper: Sweeper | None = None
         self.on_network: OnNetwork = lambda _network: None
         self._is_new = False  # nothing was pinned before
+        self._replaces_proxy = False
         self._closing = ExitStack()
         self._loading: asyncio.Task[None] | None = None
         self._counting: asyncio.Task[None] | None = None
+        self._explained = ExplainedPlane(self)
+        self._closing.callback(self._explained.close)
+        self._self_test = SelfTest(self, self._explained)
+        self.sampling = PacketSampling(self._sample)
 
     # --- life ---
+
+    def replace_proxy(self) -> None:
+        """Begin no flow until every device is attached, where nothing is pinned yet: no device has half of a connection."""
+        self._replaces_proxy = True
 
     async def open(self, require: Callable[[], None]) -> Mapping[str, str]:
         """Take the lock, open the maps, read what an earlier agent left; return the settings that are not in force, and why.
 
         `require` is called before anything is created or changed beside the folder of the pins. Blocks for some milliseconds.
         """
-        config = self.config
         require_kernel()
-        self.mounted_bpffs = pins.ensure_pin_dir(config.bpffs)
-        root = pins.pin_dir(config.bpffs)
+        self.mounted_bpffs = pins.ensure_pin_dir(self.config.bpffs)
+        root = pins.pin_dir(self.config.bpffs)
         self.lock = AgentLock(root)
         self.lock.take()
         self._closing.callback(self.lock.release)
+        self._beside.snat_ports = generation.pinned_snat_ports(root)
+        config = self.config = self._beside.in_force(self.config)
         self._is_new = not any(root.iterdir())
+        if self._replaces_proxy and self._is_new:
+            self._beside.passing = PassingRows()
         require()
         self.extra_snat = bpf_settings.extra_snat_sources(config, generation.pinned_extra_snat(root))
-        sizes, settings = bpf_settings.sizes(config), bpf_settings.program_settings(config, self.extra_snat)
+        self.reply_ports = bpf_settings.reply_ports(config, generation.pinned_reply_ports(root))
+        sizes = bpf_settings.sizes(config, self.reply_ports)
+        settings = bpf_settings.program_settings(config, self.extra_snat, self.reply_ports)
         resized = await asyncio.to_thread(resize_at_start, config.bpffs, sizes, self._artifact, settings)
-        self.maps = KernelMaps.open(config.bpffs, resized.sizes)
+        self.maps = KernelMaps.open(config.bpffs, resized.sizes, events=config.events)
         self._closing.callback(self.maps.close)
         prove_lost_ports(self.maps)
         paths = bpf_settings.path_settings(config, self.extra_snat)
@@ -125,6 +166,10 @@ class BpfDataPlane:
         self._closing.callback(self.follower.close)
         self.target = BpfTarget.open(self.maps, self.follower, config.name_of_node, are_new=self._is_new)
         self.ready, self.wake, self.first_pass = self.target.ready, self.target.wake, self.target.first_pass
+        self.handshake_watch = HandshakeWatch(self.maps, self.target)
+        self.sampling.is_possible = EVENT_MAP in self.maps.fds
+        self.left_datagrams = LeftDatagrams(self.maps)
+        await self._leave_datagrams()
         self._use_settings(config)
         return resized.problems
 
@@ -158,10 +203,26 @@ class BpfDataPlane:
             config.sweep_interval,
             target.flows_of_backends,
             target.former,
+            target.flow_rules,
         )
+        self.sweeper.on_swept = self._swept
         group.create_task(self.sweeper.run())
         if config.has_socket_programs:
             group.create_task(DeadPeers(self.maps, target.is_former_backend).run(target.changed_from))
+        group.create_task(self._self_test.run())
+        group.create_task(self.handshake_watch.run())
+        if EVENT_MAP in self.maps.fds:
+            group.create_task(self._mark_events(self.maps.fds[EVENT_MAP]))
+        group.create_task(self.left_datagrams.run(lambda: self.config.leaves_older_flows))
+        if self._replaces_proxy:
+            await self.begin_flows()
+
+    async def _mark_events(self, rings: int) -> None:
+        """Keep the generation in the event rings that of the State in force."""
+        generation = self.target.generation
+        while True:
+            store_generation(rings, generation)
+            generation = await self.target.changed_from(generation)
 
     def check(self, config: Config) -> None:
         """Raise NotFound where none of the devices of --device is there."""
@@ -169,18 +230,30 @@ class BpfDataPlane:
 
     async def reconfigure(self, config: Config) -> dict[str, str]:
         """Take over sizes, programs, devices and times. Raises LbError, then what was in force stays."""
+        config = self._beside.in_force(config)
         extra_snat = bpf_settings.extra_snat_sources(config, self.extra_snat)
-        sizes, settings = bpf_settings.sizes(config), bpf_settings.program_settings(config, extra_snat)
+        reply_ports = bpf_settings.reply_ports(config, self.reply_ports)
+        sizes = bpf_settings.sizes(config, reply_ports)
+        settings = bpf_settings.program_settings(config, extra_snat, reply_ports)
         problems = await self._use_programs(sizes, settings)
         if self.devices is not None:
             await self.devices.reconfigure(config)
-        self.extra_snat = extra_snat
+        self.extra_snat, self.reply_ports = extra_snat, reply_ports
         self._use_settings(config)
         self.follower.reconfigure(bpf_settings.path_settings(config, extra_snat))
         if self.sweeper is not None:
             self.sweeper.interval_s = config.sweep_interval
         self.config = config
         return problems
+
+    async def _sample(self) -> None:
+        """Put the programs in force that record what readers need. Raises LbError."""
+        if self.datapath is None:
+            raise Refused("the programs are being loaded: try again in some seconds")
+        await self._use_programs(self.maps.sizes, self._settings(self.config))
+
+    def _settings(self, config: Config) -> ProgramSettings:
+        return bpf_settings.program_settings(config, self.extra_snat, self.reply_ports)
 
     @property
     def is_unfinished(self) -> bool:
@@ -195,6 +268,11 @@ class BpfDataPlane:
         """Remove the pins of a first start that failed: 100 MiB of maps without a use."""
         if self._is_new:
             logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # pyroute2 leaves a task behind
+        self.remove_new_pins()
+
+    def remove_new_pins(self) -> None:
+        """Do the same in a process that continues. The lock is still held. Blocks."""
+        if self._is_new:
             with suppress(LbError, OSError):
                 remove_pins(pins.pin_dir(self.config.bpffs))
 
@@ -209,9 +287,12 @@ class BpfDataPlane:
         """Bring the programs in force (in a thread: the verifier takes its time)."""
         config, maps = self.config, self.maps
         found, root = self._artifact(), pins.pin_dir(config.bpffs)
-        settings = bpf_settings.program_settings(config, self.extra_snat)
+        self._plain = found
+        settings = self._settings(config)
         hooks = expected_hooks(self.follower.network, config)
-        return datapath.start(root, found, maps.fds, maps.sizes, settings, hooks=hooks)
+        made = datapath.start(root, found, maps.fds, maps.sizes, settings, hooks=hooks)
+        pin_event_map(config.bpffs, maps.fds.get(EVENT_MAP))  # readers follow the rings that are written
+        return made
 
     def _use_settings(self, config: Config) -> None:
         target = self.target
@@ -225,20 +306,27 @@ class BpfDataPlane:
         if programs is None:
             return {}
         devices, outcome = self.devices, ResizeOutcome(sizes, {})
-        async with devices.busy if devices else nullcontext(), sweeper.busy if sweeper else nullcontext():
+        busy = devices.busy if devices else nullcontext(), sweeper.busy if sweeper else nullcontext()
+        async with busy[0], busy[1], self._explained.busy:
             try:
                 if is_unfinished(maps):
-                    outcome = await asyncio.to_thread(finish_resize, maps, lambda: programs.artifact, settings)
+                    outcome = await asyncio.to_thread(finish_resize, maps, lambda: self._plain, settings)
                     _take(outcome, maps, programs)
                 if sizes != maps.sizes:
-                    outcome = await asyncio.to_thread(resize, maps, sizes, lambda: programs.artifact, settings)
+                    outcome = await asyncio.to_thread(resize, maps, sizes, lambda: self._plain, settings)
                     _take(outcome, maps, programs)
             except ResizeStopped as stopped:
                 if stopped.programs is not None:
                     programs.leave_hooks_to(stopped.programs)
                 raise
-            await asyncio.to_thread(programs.reload, programs.artifact, maps.fds, maps.sizes, settings)
+            sampled = self.sampling.wanted  # as it is now that no other change is under way
+            settings = replace(settings, sample=sampled.every, frames_after=sampled.frames_after)
+            await asyncio.to_thread(self._reload, programs, settings)
         return outcome.problems
+
+    def _reload(self, programs: Datapath, settings: ProgramSettings) -> None:
+        wanted = builder.sampling_artifact(self._plain) if settings.sample else self._plain
+        programs.reload(wanted, self.maps.fds, self.maps.sizes, settings)
 
     def _network_changed(self, network: NodeNetwork) -> None:
         if self.devices is not None:
@@ -320,9 +408,59 @@ class BpfDataPlane:
         """Return the backends that were in the maps at the start."""
         return self.target.restored_backends()
 
+    def restored_inside_rows(self) -> Collection[L3n4Addr]:
+        """Return the frontends of scope INTERNAL that were in the maps at the start."""
+        return self.target.restored_inside_rows()
+
     async def reconcile(self, desired: Desired) -> None:
         """Bring the maps to the State."""
+        passing = self._beside.passing
+        if passing is not None:
+            desired = replace(desired, state=passing.state(desired.state))
         await self.target.reconcile(desired)
+        if passing is self._beside.passing:
+            self._beside.changed.set()
+
+    def share_with_nftables(self, *, passing: bool) -> None:
+        """Leave open connections, and source ports, to nftables; `passing`: what is new, too. Call it before `open`."""
+        self._beside.begin(self.config, passing=passing)
+
+    async def begin_flows(self) -> None:
+        """Take what is new; return when all frontends do."""
+        await self._pass(None)
+        await self._leave_datagrams()  # those that began meanwhile, by rows of before
+
+    async def take_all_ports(self, before: Callable[[tuple[int, int]], Awaitable[None]]) -> bool:
+        """Take the operator's SNAT ports, if bpf has fewer; return whether it had. No flow begins meanwhile.
+
+        The programs of one device after the other get the range: the answer to a new port could meet one that has it not. `before`
+        is called with the range, and lets nftables have what is new. Raises LbError.
+        """
+        ports = self._beside.all_ports(self.config)
+        if ports == self.config.snat_port_range:
+            return False
+        await before(ports)
+        await self._pass(PassingRows())
+        await self.reconfigure(self._beside.widen(self.config))
+        await self._pass(None)
+        return True
+
+    async def _pass(self, rows: PassingRows | None) -> None:
+        await self._leave_datagrams()
+        if self._beside.passing is not rows:
+            self._beside.passing = rows
+            self._beside.changed.clear()
+            self.target.wake.set()
+        await self._beside.changed.wait()
+
+    async def _leave_datagrams(self) -> None:
+        """Note which conversations over UDP belong to another proxy."""
+        if self.config.leaves_older_flows:
+            await asyncio.to_thread(self.left_datagrams.refresh)
+
+    async def share_nothing(self) -> None:
+        """Take all: nftables is gone. Raises LbError."""
+        await self.reconfigure(self._beside.end(self.config))
 
     async def watch(self) -> None:
         """Compare the maps periodically with what was written."""
@@ -339,14 +477,21 @@ class BpfDataPlane:
         return bpf_view.status(self)
 
     def problems(self) -> Sequence[str]:
-        """Return what is wrong with devices as a whole."""
+        """Return what is wrong with devices as a whole, and from which data plane this one takes over."""
+        if text := self.taking_over():
+            return [text, *self._problems()]
+        return self._problems()
+
+    def _problems(self) -> list[str]:
         from lbagent.targets.bpf.checks.device_checks import REVERSE_PATH_STRICT
         from lbagent.targets.bpf.checks.running_context import RunningContext
 
         if self.devices is None:
-            return ()
+            return []
         shown = {*self.devices.chosen.names, *self.devices.chosen.missing}  # among the devices
         texts = [text for name, text in self.devices.problems.items() if name not in shown]
+        if self.target.stale.problem:
+            texts.append(self.target.stale.problem)
         return texts + [each.text for each in REVERSE_PATH_STRICT.findings(RunningContext(self))]
 
     def checks(self) -> CheckGroup[RunningContext]:
@@ -382,9 +527,26 @@ class BpfDataPlane:
         """Return whether each device takes traffic."""
         return bpf_view.devices_attached(self)
 
+    def check_mark(self, backend: L3n4Addr) -> int:
+        """See MarkingPlane. With socket programs the agent's own sockets are connected to a backend before they send anything."""
+        known = self.target.current_state.backends.get(backend)
+        return 0 if known is None or self.config.has_socket_programs else check_mark(known.id)
+
+    def waiting_handshakes(self, services: Mapping[str, CheckedService]) -> Sequence[WaitingHandshake]:
+        """See ObservingPlane."""
+        return self.handshake_watch.waiting(services)
+
+    def answered_handshakes(self, services: Mapping[str, CheckedService]) -> Mapping[L3n4Addr, int]:
+        """See ObservingPlane."""
+        return self.handshake_watch.answered(services)
+
     def egress_paths(self) -> EgressOf:
         """Return a function that returns how packets get to a backend: one answer for each device."""
         return bpf_view.egress_paths(self)
+
+    def handshakes(self, backends: Sequence[int]) -> Mapping[int, Handshakes]:
+        """Return what lb_tcp has."""
+        return bpf_view.handshakes(self, backends)
 
     def counters(self, *, backends: bool = True) -> Counters:
         """Return what the programs counted."""
@@ -408,11 +570,42 @@ class BpfDataPlane:
         if sweeper is None:
             return FlowCounts(None)
         if self._counting is None or self._counting.done():
-            self._counting = asyncio.create_task(sweeper.count(FRESH_S), name="count flows")
+            self._counting = asyncio.create_task(self._count(sweeper), name="count flows")
             self._counting.add_done_callback(log_failure)
         await asyncio.wait({self._counting}, timeout=COUNT_S)
         age_s = time.monotonic() - sweeper.counted_at
-        return FlowCounts(sweeper.live, age_s if age_s > FRESH_S + sweeper.last_duration_s else 0.0)
+        return FlowCounts(self._live(sweeper.live), age_s if age_s > FRESH_S + sweeper.last_duration_s else 0.0)
+
+    async def _swept(self, held: Mapping[int, int], began_s: float) -> None:
+        """Let go of backends that are gone and have no flow. Raises KernelError."""
+        in_use: Collection[L3n4Addr] = ()
+        if self.config.has_socket_programs and len(self.target.stale):
+            found = await asyncio.to_thread(live_sockets, self.config.bpffs)
+            in_use = {backend for _, backend in found or ()}
+        await self.target.flows_were_counted(held, began_s, in_use)
+
+    async def _count(self, sweeper: Sweeper) -> None:
+        """Count the flows of packets by a sweep, and those of the node's sockets."""
+        await sweeper.count(FRESH_S)
+        if not self.config.has_socket_programs:
+            self._sockets = {}
+        elif time.monotonic() - self._sockets_at > FRESH_S:
+            found = await asyncio.to_thread(live_sockets, self.config.bpffs)
+            by_backend: Counter[L3n4Addr] = Counter()
+            for (_, backend), count in (found or Counter()).items():
+                by_backend[backend] += count
+            self._sockets, self._sockets_at = by_backend, time.monotonic()
+
+    def _live(self, live: Mapping[int, int] | None) -> Mapping[int, int] | None:
+        """Return the live flows by backend id, with those of sockets."""
+        if live is None or not self._sockets:
+            return live
+        backends = self.state.backends
+        out = Counter(live)
+        for address, count in self._sockets.items():
+            if backend := backends.get(address):
+                out[backend.id] += count
+        return out
 
     def flows(self) -> Iterator[Sequence[Flow]]:
         """Yield the flows of the tables, those of a piece of a table at a time."""
@@ -421,6 +614,15 @@ class BpfDataPlane:
     def frontends_of_sockets(self, family: Family) -> FrontendOf:
         """Return what the socket programs noted."""
         return socket_frontends(self.maps, family)
+
+    async def explain(self, request: ExplainRequest, state: State | None) -> Sequence[Explanation]:
+        """Return what would happen to packets: the dry programs over the maps in force, or over private ones of a State."""
+        return await self._explained.explain(request, state)
+
+    @property
+    def self_test(self) -> SelfTestResult:
+        """What the last self-test found."""
+        return self._self_test.result
 
     # --- announced addresses ---
 

@@ -46,12 +46,14 @@ def remove(bpffs: str, before: Callable[[], None]) -> list[str]:
     lock.take()
     try:
         before()
-        return _remove(root)
+        return remove_held(lock, root)
     finally:
         lock.release()
 
 
-def _remove(root: Path) -> list[str]:
+def remove_held(lock: AgentLock, root: Path) -> list[str]:
+    """Do the same under a lock that the caller holds, and releases. Blocks."""
+    assert lock.is_held
     hops, devices, filters = _owned_neighbours(root), attach.attached_indexes(root), clsact.marked_indexes(root)
     is_elsewhere = bool(devices) and not are_here(devices, _macs(root))
     announced = _announced(root)

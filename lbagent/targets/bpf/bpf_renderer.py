@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lbagent.errors import AgentUnreachable, LbError
 from lbagent.targets.data_plane import Feature
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from lbagent.config import Config
     from lbagent.config.renderer_words import RendererSettings
     from lbagent.model.check import Check
+    from lbagent.model.family import Family
     from lbagent.model.state import State
     from lbagent.render.renderer_types import Difference
+    from lbagent.render.service_renderer import ServiceRenderer
     from lbagent.targets.bpf.checks.offline_context import OfflineContext
-    from lbagent.targets.data_plane import AnnouncingPlane
+    from lbagent.targets.bpf.left_bpf import LeftBpf
+    from lbagent.targets.bpf.left_explain import Explain
+    from lbagent.targets.data_plane import AnnouncingPlane, LiveFlows, RecordedPackets
 
 NAME = "bpf"
 FEATURES = frozenset(Feature)
@@ -33,6 +39,13 @@ def make(config: Config, settings: RendererSettings) -> AnnouncingPlane:
     return BpfDataPlane(config, FEATURES)
 
 
+def factory(settings: Mapping[str, str]) -> ServiceRenderer:
+    """Return maps and programs behind the calls of the renderer API (bpf_service_renderer.py). Raises ConfigError."""
+    from lbagent.targets.bpf.bpf_service_renderer import BpfServiceRenderer
+
+    return BpfServiceRenderer(settings, FEATURES)
+
+
 def remove(config: Config, before: Callable[[], None]) -> list[str]:
     """Remove what an agent left, and return it, one line each. Where something is there, `before` is called first."""
     from lbagent.targets.bpf.bpf_removal import remove as remove_all
@@ -47,6 +60,29 @@ def left_serving(config: Config) -> list[tuple[str, str]]:
     return read(config.bpffs)
 
 
+def recorded(
+    config: Config, name_of: Callable[[int, str], str | None], others: Collection[bytes], *, redact: bool
+) -> RecordedPackets:
+    """Return events and maps for `lbagent record dump`, read from the pins. Raises NotFound, KernelError."""
+    from lbagent.targets.bpf.bpf_record import bpf_record
+
+    return bpf_record(config.bpffs, name_of, others, redact=redact)
+
+
+def left_explainer(config: Config, name_of: Callable[[int, str], str | None]) -> AbstractContextManager[Explain]:
+    """Return what explains packets over the pinned maps. Raises AgentUnreachable without them, Refused, LbError."""
+    from lbagent.targets.bpf.left_explain import left_explainer as opened
+
+    return opened(config.bpffs, config.name_of_node, name_of)
+
+
+def live_flows(config: Config) -> LiveFlows:
+    """Return what the pinned maps serve, and their live flows. Raises NotFound, KernelError."""
+    from lbagent.targets.bpf.live_flows import live_flows as read
+
+    return read(config.bpffs, config.name_of_node)
+
+
 def translates(config: Config) -> str:
     """Return what of it translates packets now, without an agent or by one; '' nothing."""
     from lbagent.bpf.load.attach import attached
@@ -57,6 +93,34 @@ def translates(config: Config) -> str:
     except (LbError, OSError):
         return ""
     return ", ".join(sorted(f"{item.hook} on {item.target.name}" for item in found))
+
+
+def translated_families(config: Config) -> frozenset[Family]:
+    """Return the families of the frontends that attached programs translate now; both where the maps cannot be read."""
+    from lbagent.maps.kernel_maps import KernelMaps
+    from lbagent.model.family import Family
+
+    if not translates(config):
+        return frozenset()
+    try:
+        with KernelMaps.open(config.bpffs, create=False) as maps:
+            return frozenset(family for family in Family if maps.items(f"lb{family.digit}_service"))
+    except (LbError, OSError):
+        return frozenset(Family)
+
+
+def left_over(config: Config) -> LeftBpf:
+    """Return what keeps the flows of an earlier agent going while another data plane takes over."""
+    from lbagent.targets.bpf.left_bpf import LeftBpf
+
+    return LeftBpf(config)
+
+
+def left_to_proxy(config: Config) -> LeftBpf:
+    """Return what keeps the flows going while kube-proxy has the new ones."""
+    from lbagent.targets.bpf.left_bpf import LeftBpf
+
+    return LeftBpf(config, successor="kube-proxy")
 
 
 def compared(

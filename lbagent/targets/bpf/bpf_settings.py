@@ -15,14 +15,20 @@ from lbagent.model.extra_snat_sources import ExtraSnatSources
 from lbagent.net.paths import PathSettings
 
 
-def sizes(config: Config) -> Sizes:
+def reply_ports(config: Config, before: tuple[int, int] | None) -> tuple[int, int]:
+    """Return the first and the last port at which replies are recognised: flows have ports of the ranges `before`, too."""
+    first, last = config.snat_port_range
+    return (min(first, before[0]), max(last, before[1])) if before else (first, last)
+
+
+def sizes(config: Config, reply_ports: tuple[int, int] | None = None) -> Sizes:
     """Return the sizes of the maps; 0 stands for "half of IPv4" and "as the flow table".
 
     Each SNAT port has a slot of its own: two ports of one backend in one slot would share their replies. Ports of extra SNAT
     addresses in too few slots would be of no use.
     """
     flow6 = config.flow6_table_size or config.flow_table_size // 2
-    first, last = config.snat_port_range
+    first, last = reply_ports or config.snat_port_range
     extra_snat = extra_snat_sources(config, ExtraSnatSources())
     addresses = 1 + max(len(extra_snat.ipv4), len(extra_snat.ipv6))
     ports = 1 << ((last - first + 1) * addresses - 1).bit_length()
@@ -46,22 +52,27 @@ def extra_snat_sources(config: Config, before: ExtraSnatSources) -> ExtraSnatSou
     return before.renumbered(parse_ip(text) for text in config.snat_address)
 
 
-def program_settings(config: Config, extra_snat: ExtraSnatSources) -> ProgramSettings:
+def program_settings(config: Config, extra_snat: ExtraSnatSources, reply_ports: tuple[int, int]) -> ProgramSettings:
     """Return what is folded into the programs; `extra_snat`: --snat-address with its numbers."""
     first, last = config.snat_port_range
     return ProgramSettings(
         snat_port_min=first,
         snat_port_max=last,
+        reply_ports=reply_ports,
         reject_rate=config.reject_rate,
         external_clusterip=config.external_clusterip,
         strict_source=config.strict_source,
+        echo_reply=config.echo_reply,
         new_flows=config.new_flows,
+        handshake_sample=config.handshake_sample,
         timeout_new_s=config.timeout_new,
         timeout_tcp_s=config.timeout_tcp,
         timeout_udp_s=config.timeout_udp,
         timeout_closing_s=config.timeout_closing,
         extra_snat=extra_snat,
         announce=bool(config.announce),
+        events=config.events,
+        event_rate=config.event_rate,
         pools_alone=bool(config.apilb) and not config.has_manifests,
         netns_cookie=netns_cookie() if config.has_socket_programs else 0,
     )

@@ -12,13 +12,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from lbagent.bpf.run.former_backends import FormerBackends
 from lbagent.errors import LbError, MapFull
-from lbagent.maps.flow_reader import Pair, udp_pairs
+from lbagent.maps.flow_reader import Pair, pairs_of_backends, spilled_flows, udp_pairs
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.backend import Backend, BackendState
@@ -35,12 +35,15 @@ from lbagent.targets.bpf.apply import Applied, applying
 from lbagent.targets.bpf.backends import each_backend
 from lbagent.targets.bpf.departures import coming_pairs, left_pairs, members, stale_pairs
 from lbagent.targets.bpf.drift import collect, drift, path_drift
+from lbagent.targets.bpf.echo_map import EchoMap
 from lbagent.targets.bpf.extra_snat_paths import extra_snat_addresses, ids_of, of_backends
 from lbagent.targets.bpf.namespace_use import BACKEND_IDS, SERVICE_IDS, largest_namespaces
 from lbagent.targets.bpf.plan import PathProvider, plan_paths, planning
 from lbagent.targets.bpf.restore import Restored, give_ids, id_assigner, nothing_restored, restore
-from lbagent.targets.bpf.retention import Retention, restored_state, restoring
-from lbagent.targets.bpf.shadow import may_name
+from lbagent.targets.bpf.retention import Retention, restored_backend, restored_state, restoring
+from lbagent.targets.bpf.rules_keeper import FlowRulesKeeper
+from lbagent.targets.bpf.shadow import PartialFrontend, may_name
+from lbagent.targets.bpf.stale_backends import StaleBackends
 from lbagent.targets.bpf.steps import Plan
 from lbagent.targets.data_plane import Counts
 
@@ -67,8 +70,13 @@ class BpfTarget:
         self.linger_s = 0.0  # how long the prefilter keeps addresses of frontends and backends that are gone
         self.shadow = restored.shadow
         self.former = FormerBackends(maps)  # what the sweeper takes from flows
+        self.flow_rules = FlowRulesKeeper(maps)
         self.former.resolve_unknown = self._find_former_backends
+        self.stale = StaleBackends(maps)  # those that are gone, of Services that keep their flows
+        self._sole: dict[L3n4Addr, frozenset[int]] = {}  # of them in no slices: the frontends that keep it
+        self._echo = EchoMap(maps)  # addresses whose pings are answered
         self._restored_backends = frozenset(address for address, _ in restored.backend_ids)
+        self._restored_inside_rows = restored.inside_rows()
         self._retention: Retention | None = None  # while a source is untrusted since the start
         self._restored_state: State | None = None
         self._failures = Failures()
@@ -79,6 +87,7 @@ class BpfTarget:
         self._paths_changed = False
         self._maps, self._ids, self._paths, self._node_name = maps, ids, paths, node_name
         ids.service_id_is_named, ids.backend_id_is_named = self._names_service, self._names_backend
+        self.stale.use_ids(ids.service_ids.get, ids.backend_ids.get)
         self._changed = asyncio.Condition()  # notified after each pass
         self._busy = asyncio.Lock()  # held while Shadow and maps differ: during a pass, or a look at the maps
 
@@ -88,6 +97,9 @@ class BpfTarget:
         restored = nothing_restored(maps.sizes) if are_new else restore(maps)
         target = cls(maps, restored, id_assigner(restored, maps.sizes.backends), paths, node_name)
         target.former.unknown = not are_new  # no flow is in maps that are new
+        if not are_new:
+            frontends = {ident: frontend for frontend, ident in restored.service_ids}
+            target.stale.restore(frontends, target._restored_backend)
         return target
 
     # --- what the loop and the status ask ---
@@ -109,7 +121,8 @@ class BpfTarget:
 
     def retry_at(self) -> float | None:
         """Return when something that failed is due."""
-        return self._failures.retry_at()
+        found = self._failures.retry_at(), self.stale.due()
+        return min((at for at in found if at is not None), default=None)
 
     @property
     def retains(self) -> bool:
@@ -119,6 +132,10 @@ class BpfTarget:
     def restored_backends(self) -> Collection[L3n4Addr]:
         """Return the backends that were in the maps at the start, until the target is ready."""
         return self._restored_backends
+
+    def restored_inside_rows(self) -> Collection[L3n4Addr]:
+        """Return the frontends of scope INTERNAL that were in the maps at the start, until the target is ready."""
+        return self._restored_inside_rows
 
     @property
     def restored(self) -> int:
@@ -242,6 +259,12 @@ class BpfTarget:
             async with self._busy:
                 self.shadow = restore(self._maps).shadow
             self.wake.set()
+            self._echo.forget()
+        wrong_echo = await self._wrong_echo()
+        if wrong_echo:
+            self._echo.forget()
+            self.wake.set()
+        found += wrong_echo
         wrong_paths = await self._wrong_paths()
         for difference in wrong_paths:
             log.error("a path differs from that of the state", extra={"difference": str(difference)})
@@ -252,7 +275,8 @@ class BpfTarget:
 
     async def differences(self) -> list[Difference]:
         """Return in what the maps differ from what was written, and the paths from those of the State. Raises KernelError."""
-        found = await collect(drift(self._maps, self.shadow), self._busy) + await self._wrong_paths()
+        found = await collect(drift(self._maps, self.shadow), self._busy)
+        found += await self._wrong_echo() + await self._wrong_paths()
         self.difference_count = len(found)
         return self._with_services(found)
 
@@ -262,6 +286,11 @@ class BpfTarget:
             return []
         names = {row.frontend.with_protocol(): str(row.name) for row in (*self.state.services, *self.wanted.services)}
         return [replace(each, service=names.get(each.frontend or "")) for each in found]
+
+    async def _wrong_echo(self) -> list[Difference]:
+        """Return what is wrong with the entries of lb_echo. Raises KernelError."""
+        async with self._busy:
+            return self._echo.differences(self.shadow)
 
     async def _wrong_paths(self) -> list[Difference]:
         """Return what is wrong with the paths, when no pass has changed them, or is going to, meanwhile."""
@@ -287,15 +316,98 @@ class BpfTarget:
 
     async def _pass(self, desired: Desired, now: float) -> None:
         await self._update_retention(desired.provenance)
-        self.wanted = self._with_retained(desired)
-        assigned = await run_cooperatively(self._ids.assigning(self.wanted), time.monotonic)
+        retained = self._with_retained(desired)
+        assigned = await self._assigned(retained)
+        if self._ids.errors and self._make_room():
+            assigned = await self._assigned(retained)
+        self._note_stale(self.stale.store)
         await self._write(self._numbered(assigned), now)
         if not self.ready.is_set() and self._retention is None:
             self._ids.release_restored()
-            self._restored_backends = frozenset()
+            self._restored_backends = self._restored_inside_rows = frozenset()
             self.ready.set()
             self.former.forget_what_left()
+        self._note_stale(self.stale.clean)
+        self._end_flows_of_others()
         if self._ids.finds_more:  # what this pass took out of the maps makes room
+            self.wake.set()
+
+    def _note_stale(self, change: Callable[[], None]) -> None:
+        """Change lb_stale_backend. What fails is tried again, and no Service waits for it: only a restart reads the map."""
+        try:
+            change()
+        except LbError as error:
+            self._unread.append(error)
+
+    async def _assigned(self, state: State) -> State:
+        """Assign ids to a State, with the backends that are gone and have flows."""
+        self.wanted = self.stale.add_to(state, self._backends_of, retains=self._retention is not None)
+        return await run_cooperatively(self._ids.assigning(self.wanted), time.monotonic)
+
+    def _backends_of(self, frontend: L3n4Addr) -> Sequence[Backend]:
+        """Return the backends that the maps have of a frontend."""
+        entry = self.shadow.frontends.get(frontend)
+        if not isinstance(entry, PartialFrontend):
+            return entry.backends if entry is not None else ()
+        found = (self._restored_backend(frontend, ident) for ident in sorted(entry.entries.backend_ids()))
+        return [backend for backend in found if backend is not None]
+
+    def _restored_backend(self, frontend: L3n4Addr, ident: int) -> Backend | None:
+        return restored_backend(self.shadow, frontend.family, ident, self._node_name)
+
+    def _make_room(self) -> bool:
+        """Give the ids of backends that are gone, those that left first, to others that have none; return whether there are any."""
+        short, ids = {frontend for frontend, _ in self._ids.errors}, self._ids.backend_ids
+        rows = [svc for svc in self.wanted.services if svc.frontend in short]
+        missing = {each.address for svc in rows for each in svc.backends if ids.get(each.address) is None}
+        spaces = {svc.name.namespace for svc in rows} if self._ids.max_endpoints_per_namespace else None
+        known = self.wanted.by_frontend
+
+        def may_leave(frontend: L3n4Addr) -> bool:
+            svc = known.get(frontend)
+            return spaces is None or (svc is not None and svc.name.namespace in spaces)
+
+        before = self.stale.evicted
+        if not missing or not self.stale.evict(len(missing), may_leave):
+            return False
+        log.warning(
+            "flows of backends that are gone end early: their ids are needed",
+            extra={"backends": self.stale.evicted - before},
+        )
+        return True
+
+    def _end_flows_of_others(self) -> None:
+        """Have the flows ended that reach a backend in no slices by a frontend that does not keep it."""
+        keepers: dict[L3n4Addr, set[int]] = {}
+        for (service, _), address in self.stale.pairs().items():
+            keepers.setdefault(address, set()).add(service)
+        ids = self._ids
+        sole = {
+            address: frozenset(services)
+            for address, services in keepers.items()
+            if ids.backend_uses(ids.backend_ids.get(address) or 0) == len(services)
+        }
+        if sole == self._sole:
+            return
+        is_new = sole.keys() - self._sole.keys() or any(sole[each] != self._sole[each] for each in sole)
+        if (
+            lost := self._sole.keys() - sole.keys()
+        ):  # in slices again, or gone for all: their connections stay, or end anyway
+            idents = {ids.backend_ids.get(address) for address in lost}
+            self.former.remove({pair for pair in self.former.of_all if pair[1] in idents})
+        self._sole = sole
+        if is_new:
+            self.former.forget_what_left()
+
+    async def flows_were_counted(self, held: Mapping[int, int], began_s: float, in_use: Collection[L3n4Addr]) -> None:
+        """Let go of backends that are gone and have no flow. `in_use`: by sockets of the node. Raises KernelError."""
+        found = self.stale.without_flows(held, began_s)
+        if not found:
+            return
+        spilled = {flow.backend for family in Family for flow in spilled_flows(self._maps, family)}
+        busy = set(of_backends(self.shadow, dict.fromkeys(spilled, 1))) if spilled else spilled
+        if ended := [address for address, ident in found.items() if ident not in busy and address not in in_use]:
+            self.stale.end(ended)
             self.wake.set()
 
     def _names_backend(self, ident: int) -> bool:
@@ -355,7 +467,11 @@ class BpfTarget:
         if planned.steps and in_use and await self._paths.resolve_neighbours():
             planned = await self._plan(desired)
         if self.former.waiting:
-            self.former.remove(coming_pairs(planned, desired, shadow))
+            coming = coming_pairs(planned, desired, shadow, every_protocol=bool(self.former.of_all))
+            self.former.remove(coming)
+        self.flow_rules.prepare(planned.changes)
+        if self.flow_rules.fresh:
+            self.former.arrived.set()
         errors = (await self._apply(planned, now)).errors
         if planned.full_sync:
             self.former.forget_what_left()
@@ -363,6 +479,7 @@ class BpfTarget:
             self.former.add(left_pairs(planned, desired, shadow))
         shadow.invalidate(postponed)
         self._retry_where_room_is(planned, now)
+        errors += self._echo.follow(planned, shadow, self._paths.snat_addresses())
         errors += await self._write_paths(desired, now)
         self._paths.paths_planned()
         errors += self._unread
@@ -398,14 +515,37 @@ class BpfTarget:
         """
         if not self.ready.is_set():
             return
-        found: set[Pair] = set()
-        for family in Family:
-            for pairs in udp_pairs(self._maps, family):
-                found |= pairs
-                await asyncio.sleep(0)
+        self.former.unknown = False  # what changes while the flows are read needs another reading
+        try:
+            found: set[Pair] = set()
+            for family in Family:
+                for pairs in udp_pairs(self._maps, family):
+                    found |= pairs
+                    await asyncio.sleep(0)
+            others = await self._flows_of_others()
+        except BaseException:
+            self.former.unknown = True
+            raise
         async with self._busy:
-            self.former.unknown = False
             self.former.add(stale_pairs(found, self.state, self.shadow))
+            self.former.add((pair for pair, address in others if address in self._sole), of_all=True)
+
+    async def _flows_of_others(self) -> list[tuple[Pair, L3n4Addr]]:
+        """Return the pairs of flows to backends in no slices by frontends that do not keep them, each with the backend."""
+        owners = {
+            each: (address, services)
+            for address, services in self._sole.items()
+            for each in ids_of(self.shadow, self._ids.backend_ids.get(address) or 0)
+        }
+        out: list[tuple[Pair, L3n4Addr]] = []
+        for family in Family if owners else ():
+            for pairs in pairs_of_backends(self._maps, family, owners):
+                for pair in pairs:
+                    address, services = owners[pair[1]]
+                    if pair[0] and pair[0] not in services and address.family is family:
+                        out.append((pair, address))
+                await asyncio.sleep(0)
+        return out
 
     async def _plan(self, desired: State) -> Plan:
         work = planning(desired, self.shadow, self._paths.path, self._paths.snat_addresses())

@@ -10,7 +10,9 @@ from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.run.sweep import Sweeper
 from lbagent.config import Config
 from lbagent.config.device_names import ChosenDevices
-from lbagent.maps import flow_reader
+from lbagent.maps import backend_tcp, flow_reader
+from lbagent.maps.event_layout import EVENT_MAP
+from lbagent.maps.event_map import event_counts
 from lbagent.maps.flow_layout import ForwardMode
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.layout import PathL4
@@ -19,7 +21,9 @@ from lbagent.maps.map_names import family_map
 from lbagent.maps.reasons import Event, Reason, label
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.backend import Backend
+from lbagent.model.extra_snat_sources import ExtraSnatSources
 from lbagent.model.family import Family
+from lbagent.model.handshakes import Handshakes
 from lbagent.net.paths import NO_OUTPUT
 from lbagent.targets.bpf.bpf_target import BpfTarget
 from lbagent.targets.bpf.device_keeper import DeviceKeeper, cgroup_hooks
@@ -55,6 +59,8 @@ class PlaneParts(Protocol):
     datapath: Datapath | None
     devices: DeviceKeeper | None
     sweeper: Sweeper | None
+    extra_snat: ExtraSnatSources
+    reply_ports: tuple[int, int]
 
     def usage(self) -> dict[str, Usage]:
         """Return (entries in use, most entries) of each map that is counted."""
@@ -153,7 +159,13 @@ def counters(plane: PlaneParts, *, backends: bool) -> Counters:
         send_errors=plane.follower.send_errors(),
         snat_ports=last - first + 1,
         snat_addresses=plane.extra_snat_in_use(),
+        handshakes=handshakes(plane, idents),
+        new_flows=dict(zip(services, backend_tcp.read_new_flows(plane.maps, services), strict=True)),
+        snat_use=_snat_use(plane, last - first + 1),
+        stale_backends=len(plane.target.stale),
+        stale_backends_evicted=plane.target.stale.evicted,
         snat_reclaimed=read([Event.SNAT_RECLAIMED])[0][0],
+        events=event_counts(rings) if (rings := plane.maps.fds.get(EVENT_MAP)) is not None else (0, 0),
     )
 
 
@@ -166,6 +178,30 @@ def _of_backends(plane: PlaneParts, backends: Iterable[int]) -> dict[int, Traffi
         before = out.get(backend, (0, 0))
         out[backend] = (before[0] + packets, before[1] + size)
     return out
+
+
+def handshakes(plane: PlaneParts, backends: Sequence[int]) -> dict[int, Handshakes]:
+    """Return the timed handshakes of backend ids, by any source address of the node. Raises KernelError.
+
+    Ids of another data plane (joined_plane.py) are beyond those of the maps, and have none.
+    """
+    own = [backend for backend in backends if backend < plane.maps.sizes.backends]
+    ids = [(backend, ident) for backend in own for ident in plane.target.counter_ids(backend)]
+    out: dict[int, Handshakes] = {}
+    for (backend, _), found in zip(ids, backend_tcp.read_handshakes(plane.maps, [i for _, i in ids]), strict=True):
+        if found.any or found.failing:
+            out[backend] = out[backend].plus(found) if backend in out else found
+    return out
+
+
+def _snat_use(plane: PlaneParts, ports: int) -> float | None:
+    """Return how much of its SNAT ports the fullest backend uses, by the last sweep. Pods that keep their address count, too."""
+    held = plane.sweeper.held if plane.sweeper else None
+    if held is None:
+        return None
+    remote = (backend for backend in plane.target.state.backends.values() if not backend.local and backend.id in held)
+    extra = plane.extra_snat_in_use()
+    return max((held[each.id] / (ports * (1 + extra[each.address.family])) for each in remote), default=0.0)
 
 
 def flows(maps: LBMaps, target: BpfTarget) -> Iterator[Sequence[Flow]]:

@@ -27,7 +27,7 @@ def members(svc: SVC, state: State) -> set[int]:
 
 def left_pairs(plan: Plan, state: State, shadow: Shadow) -> Iterator[Pair]:
     """Yield what left with this plan, which was applied: State and Shadow are as the maps are now."""
-    for change, svc in _udp_changes(plan):
+    for change, svc in _changes(plan):
         if change.old is None:
             continue
         service, had = _backends_of(change.old)
@@ -38,11 +38,11 @@ def left_pairs(plan: Plan, state: State, shadow: Shadow) -> Iterator[Pair]:
                 yield from ((service, each) for each in ids_of(shadow, ident))
 
 
-def coming_pairs(plan: Plan, state: State, shadow: Shadow) -> set[Pair]:
-    """Return what the frontends that change have after this plan."""
+def coming_pairs(plan: Plan, state: State, shadow: Shadow, *, every_protocol: bool = False) -> set[Pair]:
+    """Return what the frontends of UDP, or of all protocols, that change have after this plan."""
     return {
         (svc.id, each)
-        for _, svc in _udp_changes(plan)
+        for _, svc in _changes(plan, every_protocol=every_protocol)
         for ident in members(svc, state)
         for each in ids_of(shadow, ident)
     }
@@ -59,10 +59,10 @@ def stale_pairs(pairs: Iterable[Pair], state: State, shadow: Shadow) -> Iterator
             yield service, ident
 
 
-def _udp_changes(plan: Plan) -> Iterator[tuple[FrontendChange, SVC]]:
+def _changes(plan: Plan, *, every_protocol: bool = False) -> Iterator[tuple[FrontendChange, SVC]]:
     for owner, change in enumerate(plan.changes):
         svc = change.svc
-        if svc is not None and _is_udp(svc) and not svc.is_restored and owner not in plan.refused:
+        if svc is not None and (every_protocol or _is_udp(svc)) and not svc.is_restored and owner not in plan.refused:
             yield change, svc
 
 

@@ -15,6 +15,7 @@ from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.maps.specs import Sizes
 from lbagent.model.address import L3n4Addr, parse_ip
+from lbagent.model.exclusion import Exclusion
 from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdAssigner
 from lbagent.model.maglev import DEFAULT_TABLE_SIZE, TABLE_SIZES
 from lbagent.model.message import Message
@@ -63,6 +64,7 @@ def dry_run(
     known_ids: KnownIds = KnownIds(),  # noqa: B008 - immutable
     external_ips: bool = True,
     external_ip_cidrs: tuple[str, ...] = (),
+    exclude: tuple[str, ...] = (),
 ) -> DryRun:
     """Resolve a folder, a file or stdin ('-') from nothing: fresh ids from 1 beside `known_ids`, objects in the order of the files.
 
@@ -72,12 +74,13 @@ def dry_run(
     if maglev_table_size not in TABLE_SIZES:
         sizes = ", ".join(map(str, TABLE_SIZES))
         raise ConfigError(f"--maglev-table-size: {maglev_table_size} is not a table size; one of {sizes} is possible")
-    options = Options(
-        node_name or socket.gethostname(),
-        _addresses(node_ips),
+    options = options_of(
+        node_name,
+        node_ips,
+        max_frontends,
         external_ips=external_ips,
-        external_ip_ranges=_ranges(external_ip_cidrs),
-        max_frontends=max_frontends,
+        external_ip_cidrs=external_ip_cidrs,
+        exclude=exclude,
     )
     found = resolve_path(path, options)
     state, failed = _with_ids(found.state, known_ids)
@@ -85,6 +88,26 @@ def dry_run(
     messages = [*found.messages, *failed, *unwritten]
     refused = any(not message.warning for message in messages)
     return DryRun(dump(maps), messages, int(refused), state)
+
+
+def options_of(
+    node_name: str,
+    node_ips: tuple[str, ...],
+    max_frontends: int,
+    *,
+    external_ips: bool,
+    external_ip_cidrs: tuple[str, ...],
+    exclude: tuple[str, ...],
+) -> Options:
+    """Return the options of resolve; '' is the host's name. Raises ConfigError for an address that is none."""
+    return Options(
+        node_name or socket.gethostname(),
+        _addresses(node_ips),
+        external_ips=external_ips,
+        external_ip_ranges=_ranges(external_ip_cidrs),
+        exclusions=_exclusions(exclude),
+        max_frontends=max_frontends,
+    )
 
 
 def _addresses(texts: tuple[str, ...]) -> tuple[bytes, ...]:
@@ -99,6 +122,21 @@ def _ranges(texts: tuple[str, ...]) -> tuple[CIDR, ...]:
         return tuple(map(CIDR.parse, texts))
     except ValueError as error:
         raise ConfigError(f"--external-ip-cidr: {error}") from None
+
+
+def _exclusions(texts: tuple[str, ...]) -> tuple[Exclusion, ...]:
+    try:
+        return tuple(map(Exclusion.parse, texts))
+    except ValueError as error:
+        raise ConfigError(f"--exclude: {error}") from None
+
+
+def with_fresh_ids(state: State) -> State:
+    """Return a State without ids with ids from 1. Raises ConfigError where they run out."""
+    assigned, failed = _with_ids(state, KnownIds())
+    if failed:
+        raise ConfigError(str(failed[0]))
+    return assigned
 
 
 def _with_ids(state: State, known: KnownIds) -> tuple[State, list[Message]]:

@@ -38,6 +38,11 @@ class AgentLock:
         self._fd = fd
 
     @property
+    def is_held(self) -> bool:
+        """Whether `take` succeeded, and `release` has not been called."""
+        return self._fd >= 0
+
+    @property
     def opened(self) -> Path:
         """The locked folder by its descriptor: the same one also when a mount is over it, or its own mount is gone."""
         return Path(f"/proc/self/fd/{self._fd}")

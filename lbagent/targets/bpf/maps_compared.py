@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+
+from msgspec.structs import replace
 
 from lbagent.maps.lbmaps import LBMaps
-from lbagent.model.address import L3n4Addr
+from lbagent.model.address import L3n4Addr, Scope
+from lbagent.model.flags import ServiceFlags
 from lbagent.model.path_info import PathInfo
+from lbagent.model.service import SVC, SVCTrafficPolicy
 from lbagent.model.state import State
 from lbagent.render.renderer_types import Difference
 from lbagent.targets.bpf.plan import plan
@@ -27,6 +31,7 @@ def maps_compared(maps: LBMaps, state: State) -> list[Difference]:
     Paths to backends are the agent's knowledge, and are not compared.
     """
     found = restore(maps)
+    state = _with_inside_rows(state, found.inside_rows())
     ids = id_assigner(found, maps.sizes.backends)
     assigned = ids.assign(state)
     names = {row.frontend: str(row.name) for row in state.services}
@@ -45,6 +50,33 @@ def maps_compared(maps: LBMaps, state: State) -> list[Difference]:
         elif number in changed and change.frontend.port:  # the wildcard row comes and goes with the others
             out.append(_difference(change, names.get(change.frontend), addresses))
     return [*out, *_rest(planned, found)]
+
+
+def _with_inside_rows(state: State, held: Collection[L3n4Addr]) -> State:
+    """Return the State with the rows of scope INTERNAL that an agent keeps although both scopes have the same backends."""
+    rows: list[SVC] = []
+    for row in state.services:
+        inside = row.frontend.with_scope(Scope.INTERNAL)
+        is_local = row.ext_traffic_policy is SVCTrafficPolicy.LOCAL
+        if inside not in held or row.frontend == inside or inside in state.by_frontend or not is_local:
+            rows.append(row)
+        else:
+            outside = replace(row, flags=ServiceFlags(row.flags | ServiceFlags.TWO_SCOPES))
+            rows += (outside, replace(outside, frontend=inside, health_check_addresses=()))
+    return State(state.generation, tuple(rows))
+
+
+def maps_dumped(maps: LBMaps) -> list[str]:
+    """Return each frontend with its backends, `FRONTEND: BACKENDS`, sorted; without ids. Raises KernelError."""
+    found = restore(maps)
+    addresses = {ident: address.with_protocol() for address, ident in found.backend_ids}
+    lines = []
+    for frontend, entry in found.shadow.frontends.items():
+        backends = sorted(
+            addresses.get(ident, "a backend without an entry") for ident in map_entries(entry).backend_ids()
+        )
+        lines.append(f"{frontend.map_text()}: {', '.join(backends)}")
+    return sorted(lines)
 
 
 def _changed(planned: Plan) -> set[int]:

@@ -16,7 +16,7 @@ from lbagent.maps.layout import U32, is_zero, u32_values
 from lbagent.maps.lbmaps import LBMaps
 from lbagent.maps.map_names import family_map
 from lbagent.maps.specs import Sizes
-from lbagent.model.address import L3n4Addr
+from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.extra_snat_sources import MAX_EXTRA_SNAT, extra_snat_stride
 from lbagent.model.family import Family
 from lbagent.model.ids import BACKEND_ID_LIMIT, SERVICE_ID_LIMIT, IdAllocator, IdAssigner
@@ -29,6 +29,10 @@ class Restored(Struct):
     shadow: Shadow
     service_ids: list[tuple[L3n4Addr, int]]
     backend_ids: list[tuple[L3n4Addr, int]]
+
+    def inside_rows(self) -> frozenset[L3n4Addr]:
+        """Return the frontends of scope INTERNAL."""
+        return frozenset(frontend for frontend in self.shadow.frontends if frontend.scope is Scope.INTERNAL)
 
 
 def id_assigner(restored: Restored, backends: int) -> IdAssigner:

@@ -23,6 +23,7 @@ from lbagent.model.backend import Backend, BackendState
 from lbagent.model.cooperative import Cooperative, run_whole
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags
+from lbagent.model.flow_rules import RESTORED_RULES
 from lbagent.model.service import RESTORED, SVC, Algorithm
 from lbagent.model.state import State
 from lbagent.sync.target_protocol import Provenance
@@ -105,6 +106,7 @@ def _named(old: SVC, svc: SVC) -> SVC:
         health_check_node_port=svc.health_check_node_port,
         health_check_addresses=svc.health_check_addresses,
         l7_lb_frontend_ports=svc.l7_lb_frontend_ports,
+        stale_flows_s=svc.stale_flows_s,
         selectable=svc.selectable,
         unselectable=svc.unselectable,
         slotless=svc.slotless,
@@ -143,10 +145,21 @@ def _overridden(svc: SVC, overrides: Mapping[L3n4Addr, BackendState]) -> SVC:
 def as_found(new: FrontendEntries, old: FrontendEntries) -> FrontendEntries:
     """Return the rows of a restored frontend: what only its Service can decide is left as it is in the maps."""
     table = old.table
-    if table is not None and set(u32_values(table)) == {member[0] for member in new.members}:
+    if table is not None and set(u32_values(table)) == _drawn_by_table(new):
         new.members, new.table = (), table  # its weights are not known
     new.ranges, new.verdicts = old.ranges, old.verdicts
     return new
+
+
+def _drawn_by_table(rows: FrontendEntries) -> set[int]:
+    """Return the ids of the backends that a table of this restored frontend must have."""
+    if rows.members or not rows.id:
+        return {member[0] for member in rows.members}
+    master = rows.slots[0]
+    if _algorithm(frontend_codec.split_target(master)[0]) is not Algorithm.LEAST_CONN:
+        return set()
+    count = frontend_codec.selectable_count(master)
+    return {frontend_codec.backend_id_of(value) for slot, value in rows.slots.items() if 0 < slot <= count}
 
 
 # --- from bytes back to services ---
@@ -158,7 +171,7 @@ def restoring(shadow: Shadow, node_name: str) -> Cooperative[dict[L3n4Addr, SVC]
 
     def backend(family: Family, ident: int) -> Backend | None:
         if (family, ident) not in backends:
-            backends[family, ident] = _backend(shadow, family, ident, node_name)
+            backends[family, ident] = restored_backend(shadow, family, ident, node_name)
         return backends[family, ident]
 
     out = {}
@@ -179,7 +192,8 @@ def _order(frontend: L3n4Addr) -> tuple[int, bytes, int, int, int]:
     return len(frontend.address), frontend.address, frontend.port, frontend.protocol.number, frontend.scope
 
 
-def _backend(shadow: Shadow, family: Family, ident: int, node_name: str) -> Backend | None:
+def restored_backend(shadow: Shadow, family: Family, ident: int, node_name: str) -> Backend | None:
+    """Return the backend that the maps have under an id; None without a row."""
     row, path = shadow.backend_rows[family].get(ident), shadow.paths[family].get(ident)
     if not any(row):
         return None
@@ -213,6 +227,7 @@ def _service(frontend: L3n4Addr, rows: FrontendEntries, backend: Callable[[int],
         flags=flags,
         l7_lb_proxy_port=rest if flags.is_l7lb() else 0,
         loopback_hostport=bool(flags & ServiceFlags.LOOPBACK),
+        flow_rules=RESTORED_RULES if frontend_codec.master_has_rules(master) else None,
         forwarding_dsr=bool(flags & ServiceFlags.FORWARDING_DSR),
         no_local_backend=frontend_codec.has_no_local_backend(rows.reverse),
         wildcard=not rows.id,

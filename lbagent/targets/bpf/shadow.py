@@ -83,7 +83,7 @@ def entry_counts(family: Family, entry: ShadowFrontend | None) -> dict[str, int]
     if entry is None:
         return {}
     if isinstance(entry, SVC) and not (
-        entry.session_affinity or entry.source_ranges or entry.algorithm is Algorithm.MAGLEV
+        entry.session_affinity or entry.source_ranges or entry.algorithm is not Algorithm.RANDOM
     ):
         return {
             family_map(family, "service"): frontend_codec.entry_count(entry),

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from lbagent.config import Config
 from lbagent.errors import Unsupported
 from lbagent.net.paths import is_pod_device
 from lbagent.net.snapshot import NodeNetwork
@@ -17,6 +18,7 @@ from lbagent.targets.plain_plane import PlainPlane
 
 READ_INTERVAL_S = 0.05  # the kernel keeps the messages meanwhile
 MOST_AT_ONCE = 256  # messages between two turns of the event loop
+MOST_CLIENTS = 4096  # whose place is remembered
 MOST_TURNS = 64  # of a reading: in a flood the rest is lost, and counted as lost
 
 
@@ -26,12 +28,20 @@ class ComparingPlane(PlainPlane):
     name = "shadow"
     compared: ComparedFlows
 
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.taking_over: Callable[[], str] = lambda: ""  # from which data plane the proxy does, for the status
+
+    def share_with_bpf(self, snat_ports: tuple[int, int] | None) -> None:
+        """The proxy has source ports of its own."""
+
     async def open(self, require: Callable[[], None]) -> Mapping[str, str]:
         """Subscribe to new connections. Raises Unsupported."""
         require()
         self.compared = ComparedFlows()
         self._expected = ExpectedBackends(self._is_inside)
         self._pods: frozenset[int] = frozenset()
+        self._inside: dict[bytes, bool] = {}  # answers of `_is_inside` for this network
         try:
             self._events = ConntrackEvents()
         except OSError as error:
@@ -58,10 +68,19 @@ class ComparingPlane(PlainPlane):
         self._pods = frozenset(
             link.index for link in network.links.values() if is_pod_device(link.name, self.config.pod_device)
         )
+        self._inside.clear()
         super()._network_changed(network)
 
     def _is_inside(self, address: bytes) -> bool:
         """Return whether an address is the node's own or a Pod's on it."""
+        known = self._inside.get(address)
+        if known is None:
+            if len(self._inside) >= MOST_CLIENTS:
+                self._inside.clear()
+            known = self._inside[address] = self._look(address)
+        return known
+
+    def _look(self, address: bytes) -> bool:
         network = self.network
         if network.is_own(address):
             return True
@@ -92,10 +111,13 @@ class ComparingPlane(PlainPlane):
         return number >= MOST_AT_ONCE
 
     def problems(self) -> Sequence[str]:
-        """Return whether connections were lost."""
+        """Return from which data plane the proxy takes over, and whether connections were lost."""
+        found = [text] if (text := self.taking_over()) else []
         if lost := self.compared.lost:
-            return [f"messages about new connections were lost {lost} times: these are not in `lbagent shadow report`"]
-        return ()
+            found.append(
+                f"messages about new connections were lost {lost} times: these are not in `lbagent shadow report`"
+            )
+        return found
 
 
 class ShadowUnavailable(Unsupported):

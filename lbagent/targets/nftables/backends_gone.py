@@ -10,19 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from lbagent.model.address import L3n4Addr, L4Type, Scope
 from lbagent.model.service import SVC
+from lbagent.net.conntrack import Ended
 from lbagent.targets.nftables.map_specs import MAPS, PORT, PROTOCOL, WORD, Element, MapSpec
 from lbagent.targets.nftables.rule_set import Elements
 
-
-class Ended(NamedTuple):
-    """What ends: connections to a backend, `frontend` None: by whichever frontend; else those of one frontend to it."""
-
-    backend: L3n4Addr
-    frontend: L3n4Addr | None = None
+_Backends = tuple[L3n4Addr, ...]  # of one frontend, each once: a set took three times the memory
 
 
 class BackendUse:
@@ -30,7 +25,7 @@ class BackendUse:
 
     def __init__(self) -> None:
         self._used: Counter[L3n4Addr] = Counter()
-        self._frontends: dict[L3n4Addr, frozenset[L3n4Addr]] = {}
+        self._frontends: dict[L3n4Addr, _Backends] = {}
         self._gone: set[L3n4Addr] = set()  # may have left all Services
         self._left: set[Ended] = set()
 
@@ -52,7 +47,7 @@ class BackendUse:
         for frontend, found in before.items():
             if frontend.protocol is L4Type.TCP and frontend in after:
                 continue
-            still = after.get(frontend, frozenset())
+            still = frozenset(after.get(frontend, ()))
             self._left.update(Ended(backend, frontend) for backend in found if backend not in still)
 
     def add_left(self, found: Elements) -> None:
@@ -84,12 +79,12 @@ def _of_slot(spec: MapSpec, key: bytes, element: Element) -> tuple[L3n4Addr, L3n
     return backend, L3n4Addr(key[:width], int.from_bytes(parts[PORT], "big"), protocol)
 
 
-def _backends(rows: Iterable[SVC]) -> dict[L3n4Addr, frozenset[L3n4Addr]]:
+def _backends(rows: Iterable[SVC]) -> dict[L3n4Addr, _Backends]:
     """Return the backends of each frontend, those of both scopes together."""
-    found: dict[L3n4Addr, frozenset[L3n4Addr]] = {}
+    found: dict[L3n4Addr, _Backends] = {}
     for row in rows:
         if not row.wildcard:
             frontend = row.frontend.with_scope(Scope.EXTERNAL)
-            backends = frozenset(backend.address for backend in row.backends)
-            found[frontend] = found.get(frontend, frozenset()) | backends
+            backends = tuple([backend.address for backend in row.backends])
+            found[frontend] = tuple(dict.fromkeys(found[frontend] + backends)) if frontend in found else backends
     return found

@@ -12,13 +12,16 @@ from msgspec import Struct
 
 from lbagent.model.address import ALL_PROTOCOLS, L4Type
 from lbagent.model.family import Family
+from lbagent.model.service import CIDR
 from lbagent.targets.nftables.map_specs import DEFAULT_TABLE, INSIDE_OFFSET
 from lbagent.targets.nftables.statements import (
     Chain,
     Rule,
+    begins_no_connection,
     came_in_by,
     destination,
     dnat,
+    from_this_node,
     frontend,
     goto,
     hashed_slot,
@@ -26,7 +29,9 @@ from lbagent.targets.nftables.statements import (
     is_family,
     is_in,
     is_protocol,
+    is_to,
     is_translated,
+    is_udp_port,
     jump,
     limit_over,
     masquerade,
@@ -46,9 +51,13 @@ from lbagent.targets.nftables.statements import (
 
 DSTNAT, SRCNAT = -100, 100  # the kernel's priorities NF_IP_PRI_NAT_DST and NF_IP_PRI_NAT_SRC
 DEFAULT_PRIORITY = -5  # relative to them: before kube-proxy's chains, which are at dstnat and srcnat
+VXLAN_PORT = 4789  # RFC 7348 §5
 HASH_SEED = 0x6C62  # the same on every node
 REFUSED = "goto refused"
 DROPPED = "drop"
+ENDED = "goto ended"
+EGRESS = "egress"  # the chain of --egress-snat
+LEFT = "left"  # the chain of a table that has nothing but connections from before
 
 
 Hashed = Literal["", "flow", "client"]  # what of a packet gives the slot; "": a random number does
@@ -66,9 +75,14 @@ class TableSettings(Struct, frozen=True, kw_only=True):
     reject_rate: int = 1000
     with_device_set: bool = False  # devices of pods are given by name, also without a pattern
     families: frozenset[Family] = frozenset(Family)  # whose frontends are served
+    egress_snat: bool = False
+    cluster_cidrs: tuple[CIDR, ...] = ()
     # As text: nft 1.0.6 ends with a failed assertion where a rule notes IPv6 addresses in a map. A hash of the client's address
     # then stands in for affinity, which holds as long as the set of backends does.
     as_text: bool = False
+    # While bpf has flows from before (left_bpf.py): only a SYN begins a connection, and source ports are none of bpf's.
+    beside_bpf: tuple[int, int] | None = None  # the first and the last source port
+    left_to_bpf: bool = False  # bpf has what begins: only connections from before are translated (left_nft.py)
 
 
 class Way(NamedTuple):
@@ -167,10 +181,11 @@ def is_plain_pattern(pattern: str) -> bool:
 def base_chains(settings: TableSettings) -> Mapping[str, Chain]:
     """Return the chains that are always there, each after those that it leads to."""
     chains: dict[str, Chain] = {"refused": Chain(tuple(_refused(settings.reject_rate)))}
+    chains["ended"] = Chain((rule(begins_no_connection(), goto("refused")), rule(verdict(DROPPED))))
     chains["services"] = Chain(tuple(_services()))
     inside = [rule(verdict_of(frontend(family), f"internal{family.digit}")) for family in Family]
     chains["inside"] = Chain((*inside, rule(goto("services"))))
-    outside = "services"
+    outside, ports = "services", settings.beside_bpf
     if not settings.external_clusterip:
         outside = "outside"
         chains[outside] = Chain((*_cluster_ips(verdict(DROPPED)), rule(goto("services"))))
@@ -182,23 +197,56 @@ def base_chains(settings: TableSettings) -> Mapping[str, Chain]:
         keeps = [] if settings.masquerade_all else pods
         chains[f"source{family.digit}"] = Chain(
             (
-                rule(is_in((source(family), destination(family)), f"hairpin{family.digit}"), masquerade()),
+                rule(is_in((source(family), destination(family)), f"hairpin{family.digit}"), masquerade(ports)),
+                *(rule(from_this_node(), masquerade(ports)) for _ in range(ports is not None)),
                 rule(is_in((destination(family),), f"local{family.digit}"), verdict("return")),
                 *(rule(pod, verdict("return")) for pod in keeps),
-                rule(masquerade()),
+                rule(masquerade(ports)),
             )
         )
         ours = rule(is_in((original_destination(family),), f"cluster_ips{family.digit}"), goto(f"source{family.digit}"))
         external = _original(family, f"external{family.digit}", f"source{family.digit}")
         chains[f"translated{family.digit}"] = Chain((rule(jump(f"sticky{family.digit}")), ours, *external))
     dstnat, srcnat = DSTNAT + settings.priority, SRCNAT + settings.priority
-    chains["prerouting"] = Chain(
-        (*(rule(pod, goto("inside")) for pod in pods), rule(goto(outside))), "prerouting", dstnat
-    )
-    chains["output"] = Chain((rule(goto("inside")),), "output", dstnat)
-    chains["postrouting"] = Chain(tuple(_translated("translated")), "postrouting", srcnat)
+    # bpf sees packets that come in before the chains do, and those of this node's processes after them
+    first = [] if ports is None else [rule(begins_no_connection(), verdict("accept"))]
+    arriving = (*(rule(pod, goto("inside")) for pod in pods), rule(goto(outside)))
+    if settings.left_to_bpf:  # a segment of a connection that was deleted meets a backend, which resets it
+        chains[LEFT] = Chain((rule(begins_no_connection(), goto("inside")),))
+        chains["arriving"] = Chain(arriving)
+        # bpf took all datagrams but those of conversations from before (bpf/left_datagrams.py): one of them may have just expired
+        datagrams = rule(is_protocol(L4Type.UDP), goto("arriving"))
+        chains["prerouting"] = Chain((datagrams, rule(goto(LEFT))), "prerouting", dstnat)
+        chains["output"] = Chain((rule(goto(LEFT)),), "output", dstnat)
+    else:
+        chains["prerouting"] = Chain(arriving, "prerouting", dstnat)
+        chains["output"] = Chain((*first, rule(goto("inside"))), "output", dstnat)
+    leaving = tuple(_translated("translated"))
+    if settings.egress_snat:  # then no Service is served
+        chains[EGRESS] = Chain(tuple(_egress(settings)))
+        leaving = (rule(goto(EGRESS)),)
+    chains["postrouting"] = Chain(leaving, "postrouting", srcnat)
     chains["input"] = Chain(tuple(_translated("sticky")), "input", srcnat)
     return chains
+
+
+def _egress(settings: TableSettings) -> Iterator[Rule]:
+    """Yield what gets the node's address: all but packets within the cluster, of nodes, and of the overlay network.
+
+    A connection that is older than connection tracking stays as it is. Ranges of one family leave out the other one.
+    """
+    yield rule(begins_no_connection(), verdict("return"))
+    ranged = {Family.of(network.network) for network in settings.cluster_cidrs}
+    families = sorted(settings.families & ranged if ranged else settings.families)
+    for family in families:
+        for address in (source(family), destination(family)):
+            yield rule(is_in((address,), f"nodes{family.digit}"), verdict("return"))
+        for network in settings.cluster_cidrs:
+            if Family.of(network.network) is family:
+                yield rule(is_to(network), verdict("return"))
+    yield rule(is_udp_port(VXLAN_PORT), verdict("return"))
+    for family in families:
+        yield rule(is_family(family), masquerade())
 
 
 def _refused(rate: int) -> Iterator[Rule]:

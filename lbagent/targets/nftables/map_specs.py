@@ -12,6 +12,8 @@ from enum import Enum
 from ipaddress import ip_address, summarize_address_range
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from lbagent.model.address import L4Type, format_ip, parse_ip
 from lbagent.model.family import Family
 
@@ -59,7 +61,7 @@ ADDRESS, PROTOCOL, PORT, SLOT, DEVICE = Field
 FRONTEND = (ADDRESS, PROTOCOL, PORT)
 
 
-class Element(NamedTuple):
+class Element(Struct, frozen=True, gc=False):
     """The value of a key: a verdict as nft writes it, the bytes of a backend, or None in a set; and the comment."""
 
     value: str | bytes | None = None
@@ -202,6 +204,7 @@ def _of_family(family: Family) -> Sequence[MapSpec]:
         MapSpec(f"hairpin{six}", family, (ADDRESS, ADDRESS)),
         MapSpec(f"ranges{six}", family, (*FRONTEND, ADDRESS), ranges=True),
         MapSpec(f"sticky{six}", family, FRONTEND, Value.VERDICT),
+        MapSpec(f"nodes{six}", family, (ADDRESS,)),
         MapSpec(f"affinity{six}", family, (ADDRESS, *FRONTEND), Value.BACKEND, dynamic=True),
     )
 

@@ -11,8 +11,9 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from lbagent.errors import KernelError
 from lbagent.kernel.netlink_attributes import (
@@ -49,6 +50,8 @@ _RECEIVE_BYTES = 1 << 20
 _ELEMENTS_BYTES = MAX_BYTES - 1024  # of the attribute with the elements of a message
 _TIMEOUT_S = 30.0
 _TRIES = 20  # reads that another transaction interrupted
+_REHASH_S = 0.002
+T = TypeVar("T")
 _ACCEPT = 1
 _DORMANT = 1  # NFT_TABLE_F_DORMANT
 _VERDICT_WORDS = {code: word for word, code in (VERDICTS | CHAIN_VERDICTS).items()}
@@ -366,24 +369,44 @@ class NfTables:
 
     def elements(self, table: str, spec: MapSpec) -> dict[bytes, Element]:
         """Return the elements of a set or map. Raises OSError (ENOENT: no such one)."""
-        out: dict[bytes, Element] = {}
-        for message in self._dump(GET_ELEMENT, text(1, table) + text(2, spec.name)):
-            for kind, value in read_attributes(message):
-                if kind == 3:
-                    for _, item in read_attributes(value):
-                        key, element = read_element(item)
-                        out[key] = element
-        return out
+
+        def read(items: Iterator[bytes]) -> tuple[dict[bytes, Element], bool]:
+            out, count = {}, 0
+            for key, element in map(read_element, items):
+                out[key] = element
+                count += 1
+            return out, len(out) == count
+
+        return self._whole(table, spec.name, read)
 
     def element_attributes(self, table: str, name: str) -> list[dict[int, bytes]]:
         """Return the attributes (NFTA_SET_ELEM_*) of the elements of a set. Raises OSError (ENOENT: no such one)."""
-        return [
-            attributes_of(item)
-            for message in self._dump(GET_ELEMENT, text(1, table) + text(2, name))
-            for kind, value in read_attributes(message)
-            if kind == 3
-            for _, item in read_attributes(value)
-        ]
+
+        def read(items: Iterator[bytes]) -> tuple[list[dict[int, bytes]], bool]:
+            found = list(map(attributes_of, items))
+            return found, len({(parts.get(1), parts.get(10)) for parts in found}) == len(found)
+
+        return self._whole(table, name, read)
+
+    def _whole(self, table: str, name: str, read: Callable[[Iterator[bytes]], tuple[T, bool]]) -> T:
+        """Return what `read` makes of the elements of a set; again, as long as it returns False: one is listed twice.
+
+        The kernel lists a set part by part. While it makes the set's hash table larger or smaller, each part may begin in another
+        order: then it lists some elements twice, and leaves out as many.
+        """
+        for _ in range(_TRIES):
+            found, is_whole = read(self._items(table, name))
+            if is_whole:
+                return found
+            time.sleep(_REHASH_S)
+        raise OSError(errno.EINTR, os.strerror(errno.EINTR))
+
+    def _items(self, table: str, name: str) -> Iterator[bytes]:
+        for message in self._dump(GET_ELEMENT, text(1, table) + text(2, name)):
+            for kind, value in read_attributes(message):
+                if kind == 3:
+                    for _, item in read_attributes(value):
+                        yield item
 
     def set_timeout_ms(self, table: str, name: str) -> int:
         """Return after how many milliseconds an element of a set ends; 0: never. Raises OSError (ENOENT: no such one)."""

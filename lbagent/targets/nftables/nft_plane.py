@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from msgspec.structs import replace
+
 from lbagent.config import Config
 from lbagent.errors import LbError, Unsupported
 from lbagent.model.address import L3n4Addr
@@ -21,18 +23,20 @@ from lbagent.model.check import CheckGroup
 from lbagent.model.cooperative import run_cooperatively
 from lbagent.model.family import Family
 from lbagent.model.service import ServiceName
-from lbagent.model.state import State, next_generation
+from lbagent.model.state import State, names_changed, next_generation
 from lbagent.net.paths import is_pod_device
 from lbagent.net.snapshot import NodeNetwork
 from lbagent.render.renderer_types import Difference
 from lbagent.sync.target_protocol import Desired, Provenance
 from lbagent.targets.data_plane import Counters, Feature, Flow, FlowCounts, sessions_of
 from lbagent.targets.forwarding_checks import FORWARDING_OFF
-from lbagent.targets.nftables.nft_settings import table_settings
+from lbagent.targets.nftables.chains import TableSettings
+from lbagent.targets.nftables.nft_settings import other_ports, table_settings
 from lbagent.targets.nftables.nft_table import unavailable_reason
 from lbagent.targets.nftables.nft_writer import NftWriter
 from lbagent.targets.nftables.node_place import NodePlace
 from lbagent.targets.nftables.table_lock import TableLock
+from lbagent.targets.one_family import OneFamily
 from lbagent.targets.plain_plane import PlainPlane
 
 _FLOWS_AT_ONCE = 256
@@ -56,7 +60,9 @@ class NftPlane(PlainPlane):
         super().__init__(config)
         self.features = features
         self._settings = settings
-        table_settings(settings, config)
+        self._part = OneFamily(table_settings(settings, config).families)
+        self.needs_facts = config.egress_snat == "on"
+        self._nodes: frozenset[bytes] = frozenset()  # addresses of all nodes of the cluster, with --egress-snat
         self._writer: NftWriter | None = None
         self._lock: TableLock | None = None
         self._place: NodePlace | None = None  # that no write has used yet
@@ -64,6 +70,9 @@ class NftPlane(PlainPlane):
         self._was_there = True  # something was there before `open`
         self._live: Mapping[int, int] = {}  # connections by backend id, when they were counted last
         self._warned = ""
+        self._beside_bpf: tuple[int, int] | None = None
+        self._left_to_bpf = False
+        self.taking_over: Callable[[], str] = lambda: ""  # from which data plane, for the status
 
     @property
     def writer(self) -> NftWriter:
@@ -79,7 +88,7 @@ class NftPlane(PlainPlane):
             raise NotAvailable(reason)
         require()
         place = NodePlace(self.config.name_of_node, self.config.pod_device)
-        settings = table_settings(self._settings, self.config)
+        settings = self._table_settings()
         lock = TableLock(settings.table)
         lock.take()
         self._lock, self._writer = lock, NftWriter(settings, place)
@@ -103,20 +112,48 @@ class NftPlane(PlainPlane):
     async def reconfigure(self, config: Config) -> dict[str, str]:
         """Take over a configuration: the rules are written again."""
         self.config = config
+        self.needs_facts = config.egress_snat == "on"
         if self._writer is not None:
-            self._writer.reconfigure(table_settings(self._settings, config))
+            self._writer.reconfigure(self._table_settings())
             self._network_changed(self.network)
             self.wake.set()
         return {}
 
+    def _table_settings(self) -> TableSettings:
+        settings = table_settings(self._settings, self.config)
+        return replace(settings, beside_bpf=self._beside_bpf, left_to_bpf=self._left_to_bpf)
+
+    def leave_to_bpf(self, snat_ports: tuple[int, int] | None = None) -> None:
+        """Translate what is from before alone, from the next write on; bpf has these source ports, None: none of netfilter's."""
+        self._left_to_bpf, self._beside_bpf = True, other_ports(*snat_ports) if snat_ports else None
+        self._write_again()
+
+    def share_with_bpf(self, snat_ports: tuple[int, int] | None) -> None:
+        """Leave connections that are open, and source ports, to bpf, which has flows from before; None: not any more."""
+        self._left_to_bpf, self._beside_bpf = False, other_ports(*snat_ports) if snat_ports else None
+        self._write_again()
+
+    def _write_again(self) -> None:
+        if self._writer is not None:
+            self._writer.reconfigure(self._table_settings())
+            self.wake.set()
+
     def _network_changed(self, network: NodeNetwork) -> None:
         super()._network_changed(network)
-        place = NodePlace(self.config.name_of_node, self.config.pod_device, network)
-        if self._writer is not None:
-            known = self._place or self._writer.place
-            if place.signature != known.signature or place.devices != known.devices:
-                self._place = place
-                self.wake.set()
+        if self._take_place():
+            self.wake.set()
+
+    def _take_place(self) -> bool:
+        """Return whether the place of the node is another one, which the next write uses."""
+        nodes = self._nodes.union(self.config.node_addresses) if self.needs_facts else None
+        place = NodePlace(self.config.name_of_node, self.config.pod_device, self.network, nodes=nodes)
+        if self._writer is None:
+            return False
+        known = self._place or self._writer.place
+        if (place.signature, place.devices, place.nodes) == (known.signature, known.devices, known.nodes):
+            return False
+        self._place = place
+        return True
 
     # --- the State ---
 
@@ -138,12 +175,17 @@ class NftPlane(PlainPlane):
     async def reconcile(self, desired: Desired) -> None:
         """Give ids, and write the State. While a source is not complete, the plane is not ready and removes nothing."""
         began = time.monotonic()
+        desired = self._part.of(desired)
         self.wanted = desired.state
         assigned = await run_cooperatively(self._ids.assigning(desired.state), time.monotonic)
         self._failures.written(self.failing.keys() - {frontend for frontend, _ in self._ids.errors})
         self._failures.failed(self._ids.errors, began)
         state = State(next_generation(self.state, assigned), assigned.services, assigned.delta)
         kept = self._kept(desired)
+        self.writer.leave_alone(desired.left_alone)
+        if desired.facts is not None:
+            self._nodes = desired.facts.addresses_of_nodes
+            self._take_place()
         try:
             await self._write(state, kept)
         except OSError as error:
@@ -169,7 +211,7 @@ class NftPlane(PlainPlane):
                 self.writer.move(place)
             else:
                 self.writer.place = place
-        await self.writer.write(state.by_name, kept)
+        await self.writer.write(state, kept, names_changed(self.state, state))
 
     def _kept(self, desired: Desired) -> frozenset[ServiceName] | None:
         """Return the Services that stay as an earlier agent left them, beside what no object names; None: nothing has to."""
@@ -209,7 +251,8 @@ class NftPlane(PlainPlane):
         """Return what of Services is not served, one sentence each."""
         if self._writer is None:
             return ()
-        return [f"Service {name}: {reason}" for name, reason in self._writer.rules.unsupported()]
+        taking_over = [text] if (text := self.taking_over()) else []
+        return taking_over + [f"Service {name}: {reason}" for name, reason in self._writer.rules.unsupported()]
 
     def checks(self) -> CheckGroup[Any]:
         """Return the check of the kernel's forwarding."""

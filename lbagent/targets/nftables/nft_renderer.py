@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from contextlib import closing
 from typing import TYPE_CHECKING
 
-from lbagent.targets.data_plane import Feature
+from lbagent.errors import LbError
+from lbagent.targets.data_plane import Feature, LiveFlows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from lbagent.config import Config
     from lbagent.config.renderer_words import RendererSettings
+    from lbagent.model.address import L3n4Addr
+    from lbagent.model.family import Family
     from lbagent.model.state import State
     from lbagent.render.renderer_types import Difference
     from lbagent.render.service_renderer import ServiceRenderer
     from lbagent.targets.data_plane import DataPlane
+    from lbagent.targets.nftables.left_nft import LeftNft
 
 NAME = "nftables"
 TEXT_FORMS = ("nft", "json")  # of `text_of`
@@ -41,9 +47,10 @@ def make(config: Config, settings: RendererSettings) -> DataPlane:
 
 def factory(settings: Mapping[str, str]) -> ServiceRenderer:
     """Return the table behind the calls of the renderer API; settings `table`, `priority`, `family`. Raises ConfigError."""
+    from lbagent.config import Config
     from lbagent.targets.nftables.nft_service_renderer import NftServiceRenderer
 
-    return NftServiceRenderer(settings, FEATURES)
+    return NftServiceRenderer(settings, FEATURES, Config())
 
 
 def text_of(config: Config, settings: RendererSettings, state: State, form: str) -> str:
@@ -53,7 +60,8 @@ def text_of(config: Config, settings: RendererSettings, state: State, form: str)
     from lbagent.targets.nftables.rendered import ruleset_json, ruleset_text
 
     table = table_settings(_with_family(settings), config)
-    place = NodePlace(config.name_of_node, config.pod_device, node_ips=config.node_addresses)
+    nodes = () if table.egress_snat else None
+    place = NodePlace(config.name_of_node, config.pod_device, node_ips=config.node_addresses, nodes=nodes)
     if form == "nft":
         return ruleset_text(state.services, place, table)
     return json.dumps(ruleset_json(state.services, place, table), indent=1) + "\n"
@@ -105,6 +113,20 @@ def left_serving(config: Config) -> list[tuple[str, str]]:
     return read(config)
 
 
+def live_flows(_config: Config) -> LiveFlows:
+    """Return the connections that conntrack has. Raises LbError."""
+    from lbagent.net.conntrack import Conntrack
+
+    found: Counter[tuple[L3n4Addr, L3n4Addr | None]] = Counter()
+    try:
+        conntrack = Conntrack()
+        with closing(conntrack):
+            found.update((each.frontend, each.backend) for each in conntrack.connections() if each.is_live)
+    except OSError as error:
+        raise LbError(f"the connections cannot be read: {error.strerror or error}") from None
+    return LiveFlows(found)
+
+
 def translates(config: Config) -> str:
     """Return what of it translates packets now, without an agent or by one; '' nothing. Only the table of the default name."""
     del config
@@ -117,6 +139,27 @@ def translates(config: Config) -> str:
         comment = kernel.comment(DEFAULT_TABLE)
         return f"table inet {DEFAULT_TABLE}" if comment is not None and is_our_comment(comment) else ""
     return ""
+
+
+def translated_families(config: Config) -> frozenset[Family]:
+    """Return the families of the frontends that the table translates now. Only the table of the default name. Raises OSError."""
+    from contextlib import closing
+
+    from lbagent.targets.nftables.map_specs import DEFAULT_TABLE, MAPS
+    from lbagent.targets.nftables.nft_table import NftTable
+
+    if not translates(config):
+        return frozenset()
+    frontends = [spec for spec in MAPS.values() if spec.name.startswith("frontends")]
+    with closing(NftTable(DEFAULT_TABLE)) as table:
+        return frozenset(spec.family for spec in frontends if table.count(spec))
+
+
+def left_over(config: Config) -> LeftNft:
+    """Return what keeps the connections of an earlier agent going while another data plane takes over."""
+    from lbagent.targets.nftables.left_nft import LeftNft
+
+    return LeftNft(config)
 
 
 def unavailable() -> str:

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from lbagent.config import Config
 from lbagent.errors import ConfigError
 from lbagent.model.family import Family
+from lbagent.model.service import CIDR
 from lbagent.targets.nftables.chains import DEFAULT_PRIORITY, TableSettings
 from lbagent.targets.nftables.map_specs import DEFAULT_TABLE
 
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_-]{0,30}")
 _FAMILIES = {"ipv4": Family.IPV4, "ipv6": Family.IPV6}
+FIRST_PORT, LAST_PORT = 1024, 65535  # that the kernel gives to translated connections
 MAX_PRIORITY = 50  # the hooks of conntrack and of routing are 100 and more away
 
 
@@ -53,5 +55,13 @@ def table_settings(settings: Mapping[str, str], config: Config, *, with_device_s
         external_clusterip=config.external_clusterip,
         reject_rate=config.reject_rate,
         families=families,
+        egress_snat=config.egress_snat == "on",
+        cluster_cidrs=tuple(map(CIDR.parse, config.cluster_cidr)),
         with_device_set=with_device_set,
     )
+
+
+def other_ports(first: int, last: int) -> tuple[int, int]:
+    """Return the first and the last source port for translated connections beside a range: the larger one of two ranges."""
+    below, above = (FIRST_PORT, first - 1), (max(last + 1, FIRST_PORT), LAST_PORT)
+    return max(above, below, key=lambda ports: ports[1] - ports[0])

@@ -6,7 +6,7 @@ Blocks. A table of our name without our comment is another program's: it is neve
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 from lbagent.errors import KernelError, Refused
@@ -14,7 +14,7 @@ from lbagent.model.family import Family
 from lbagent.render.renderer_types import Difference
 from lbagent.targets.nftables import nf_tables
 from lbagent.targets.nftables.chains import TableSettings, Way, base_chains
-from lbagent.targets.nftables.map_specs import MAPS, MARKER, WORD, Element, MapSpec
+from lbagent.targets.nftables.map_specs import MAPS, MARKER, Element, MapSpec
 from lbagent.targets.nftables.nf_tables import DEL_ELEMENT, NEW_ELEMENT, Message, NfTables, RuleRow
 from lbagent.targets.nftables.rule_set import Elements, RuleSetDiff
 from lbagent.targets.nftables.statements import (
@@ -169,6 +169,10 @@ class NftTable:
         names = dict.fromkeys(row.chain for row in self._kernel.rules(self.name))
         return sorted((name for name in names if name not in chains), key=lambda name: -name.count("-"))
 
+    def has_chain(self, name: str) -> bool:
+        """Return whether a chain has a rule. Raises OSError."""
+        return any(row.chain == name for row in self._kernel.rules(self.name))
+
     def other_hooked_chains(self, chains: Mapping[str, Chain]) -> list[str]:
         """Return those of them that have a hook. Others get a packet only from an element, which is compared. Raises OSError."""
         return [name for name in self.other_chains(chains) if self._kernel.hook(self.name, name) is not None]
@@ -189,15 +193,16 @@ class NftTable:
                 found.append(Difference("differs", f"chain {name} has another hook or priority"))
         return found
 
-    def forget_clients(self, stale: Collection[tuple[bytes, bytes]]) -> int:
-        """Delete the clients that affinity leads from a frontend to a backend; return how many. Raises OSError."""
+    def forget_clients(self, is_stale: Callable[[bytes, bytes], bool]) -> int:
+        """Delete the clients that affinity leads from a frontend to a backend, both stale; return how many. Raises OSError.
+
+        The arguments of `is_stale` are keys and values of maps.
+        """
         count = 0
         for spec in (spec for spec in MAPS.values() if spec.dynamic):
             width = spec.family.address_bytes
-            if not any(len(value) == width + WORD for _, value in stale):
-                continue
             for key, element in self._kernel.elements(self.name, spec).items():
-                if (key[width:], element.value) in stale:
+                if isinstance(element.value, bytes) and is_stale(key[width:], element.value):
                     with suppress(KernelError):  # it has expired
                         self._transact(list(nf_tables.elements(DEL_ELEMENT, self.name, spec, [(key, element)])))
                         count += 1

@@ -11,7 +11,10 @@ from lbagent.targets.nftables.chains import is_plain_pattern
 
 
 class NodePlace:
-    """Answers for one snapshot of the node's network; without one (EMPTY) by the name of the node and `node_ips`."""
+    """Answers for one snapshot of the node's network; without one (EMPTY) by the name of the node and `node_ips`.
+
+    `nodes` are the addresses of the cluster's nodes, for the rules of --egress-snat; None without it.
+    """
 
     def __init__(
         self,
@@ -19,6 +22,7 @@ class NodePlace:
         pod_devices: tuple[str, ...],
         network: NodeNetwork = EMPTY,
         node_ips: Collection[bytes] = (),
+        nodes: Collection[bytes] | None = None,
     ) -> None:
         self._node_name = node_name
         self._node_ips = frozenset(node_ips)
@@ -29,6 +33,8 @@ class NodePlace:
         self.devices: Sequence[str] = sorted(
             link.name for link in network.links.values() if is_pod_device(link.name, patterns)
         )
+        own = (item.address for item in network.addresses)
+        self.nodes = frozenset() if nodes is None else frozenset((*nodes, *node_ips, *own))
         # While it stays, each answer stays.
         routes = (*network.routes4.routes, *network.routes6.routes)
         self.signature = (

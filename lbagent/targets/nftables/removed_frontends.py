@@ -1,59 +1,88 @@
-"""Frontends that were removed: for a while their connections are refused. Pure.
+"""Frontends that lost their connections: for a while these are answered. Pure.
 
 The connections of a removed frontend are deleted, and their next packet would leave for wherever the address is routed.
 As with bpf, TCP is answered with RST and UDP with port unreachable. New connections are refused, too, until the time is over.
+Where the last backend is gone and new connections are dropped (traffic policy Local), TCP connections are answered alike.
 """
 
 from __future__ import annotations
 
-from lbagent.targets.nftables.chains import REFUSED
+from collections.abc import Collection
+from typing import NamedTuple
+
+from lbagent.targets.nftables.chains import DROPPED, ENDED, REFUSED
 from lbagent.targets.nftables.map_specs import Element
 from lbagent.targets.nftables.rule_set import Elements, RuleSetDiff
 
-REFUSED_S = 30.0
-_MAPS = ("frontends4", "frontends6")
+ANSWERED_S = 30.0
+_INSIDE = {"frontends4": "internal4", "frontends6": "internal6"}  # where a frontend has its other scope
+_MAPS = (*_INSIDE, *_INSIDE.values())
+
+
+class _Answering(NamedTuple):
+    """The element that is in the table, and the one that follows at a time (monotonic seconds)."""
+
+    element: Element
+    then: Element | None
+    until: float
 
 
 class RemovedFrontends:
-    """Elements that refuse, and until when."""
+    """Elements that answer, and until when."""
 
     def __init__(self) -> None:
-        self._until: dict[tuple[str, bytes], tuple[Element, float]] = {}
+        self._answering: dict[tuple[str, bytes], _Answering] = {}
+        self.left_alone: Collection[bytes] = ()  # keys of frontends that end without an answer
 
-    def refuse(self, change: RuleSetDiff, now: float) -> None:
-        """Let a difference refuse what it removes; what comes back takes the place of what refuses."""
+    def answer(self, change: RuleSetDiff, now: float) -> None:
+        """Let a difference answer the connections that it ends; what is different again takes the place of what answers."""
         for name in _MAPS:
             deleted, added = change.deleted.get(name, {}), change.added.get(name, {})
-            for key in added:
-                if known := self._until.pop((name, key), None):
-                    change.deleted.setdefault(name, {})[key] = known[0]
-            for key, element in deleted.items():
-                if key not in added and isinstance(element.value, str) and element.value.startswith("goto "):
-                    if element.value == REFUSED:
-                        continue
-                    refusing = Element(REFUSED, element.comment)
-                    self._until[name, key] = refusing, now + REFUSED_S
-                    change.added.setdefault(name, {})[key] = refusing
+            for key in {*deleted, *added}:
+                if known := self._answering.pop((name, key), None):
+                    change.deleted.setdefault(name, {})[key] = known.element
+            for key, element in change.deleted.get(name, {}).items():
+                if key in self.left_alone:
+                    continue
+                if answering := _answering(change, name, key, element, added.get(key)):
+                    self._answering[name, key] = _Answering(answering, added.get(key), now + ANSWERED_S)
+                    change.added.setdefault(name, {})[key] = answering
 
     def expired(self, now: float) -> RuleSetDiff:
-        """Return what removes those whose time is over."""
+        """Return what ends those whose time is over."""
         out = RuleSetDiff()
-        for (name, key), (element, until) in list(self._until.items()):
+        for (name, key), (element, then, until) in list(self._answering.items()):
             if until <= now:
-                del self._until[name, key]
-                out.change(name, key, element, None)
+                del self._answering[name, key]
+                out.change(name, key, element, then)
         return out
 
     def due(self) -> float | None:
         """Return when the next one's time is over."""
-        return min((until for _, until in self._until.values()), default=None)
+        return min((each.until for each in self._answering.values()), default=None)
 
     def forget(self) -> None:
         """Forget all: everything is compared with what is there."""
-        self._until.clear()
+        self._answering.clear()
 
-    def added_to(self, elements: Elements) -> Elements:
-        """Return the elements with those that refuse."""
-        for (name, key), (element, _) in self._until.items():
-            elements[name].setdefault(key, element)
+    def in_force(self, elements: Elements) -> Elements:
+        """Return wanted elements with those that answer in their places."""
+        for (name, key), (element, then, _) in self._answering.items():
+            if elements[name].get(key) == then:
+                elements[name][key] = element
         return elements
+
+
+def _answering(change: RuleSetDiff, name: str, key: bytes, old: Element, new: Element | None) -> Element | None:
+    """Return the element that answers for a while; None: it had no connections, or keeps them."""
+    if new is not None:
+        return Element(ENDED, new.comment) if new.value == DROPPED and _had_backends(old) else None
+    if name not in _INSIDE:
+        return None  # its clients go to the other scope
+    inside = change.deleted.get(_INSIDE[name], {}).get(key)
+    return Element(REFUSED, old.comment) if _had_backends(old) or (inside and _had_backends(inside)) else None
+
+
+def _had_backends(element: Element) -> bool:
+    value = element.value
+    return isinstance(value, str) and value.startswith("goto ") and value not in (REFUSED, ENDED)

@@ -34,7 +34,7 @@ def _rule_set(svcs: Iterable[SVC], node: NodePlace, settings: TableSettings) -> 
     for svc in svcs:
         by_name.setdefault(svc.name, []).append(svc)
     rules = RuleSet(replace(settings, as_text=True), node.is_local)
-    rules.set_devices(node.devices)
+    rules.set_node(node.devices, node.nodes)
     for name, rows in by_name.items():
         rules.update(name, rows)
     return rules

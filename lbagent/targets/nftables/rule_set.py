@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
+from lbagent.model.family import Family
 from lbagent.model.service import SVC, ServiceName
 from lbagent.targets.nftables.chains import Need, TableSettings, base_chains
 from lbagent.targets.nftables.map_specs import MAPS, PROTOCOLS, Element, device_key
@@ -17,6 +18,7 @@ from lbagent.targets.nftables.service_elements import NO_RULES, IsLocal, Service
 from lbagent.targets.nftables.statements import Chain
 
 Elements = dict[str, dict[bytes, Element]]  # by map, by key
+OF_NODE = ("pod_devices", "nodes4", "nodes6")  # sets of no Service
 CHUNK_ELEMENTS = 2000  # of a transaction of a large load
 
 
@@ -82,7 +84,7 @@ class RuleSetDiff:
 
 
 class RuleSet:
-    """The wanted rule set. `update` and `set_devices` change it, and return the RuleSetDiff."""
+    """The wanted rule set. `update` and `set_node` change it, and return the RuleSetDiff."""
 
     def __init__(self, settings: TableSettings, is_local: IsLocal) -> None:
         self.settings = settings
@@ -92,7 +94,7 @@ class RuleSet:
         self._needs: Counter[Need] = Counter()
         self._chains: Counter[str] = Counter()  # by how many needs have it
         self._local: Counter[bytes] = Counter()
-        self._devices: dict[bytes, Element] = {}
+        self._node: Elements = {name: {} for name in OF_NODE}
 
     # --- changes ---
 
@@ -151,12 +153,19 @@ class RuleSet:
                 for spec, key in _local_keys(address):
                     out.change(spec, key, Element(), None)
 
-    def set_devices(self, names: Iterable[str]) -> RuleSetDiff:
-        """Take the devices of pods whose pattern nft cannot match."""
-        out, new = RuleSetDiff(), {device_key(name): Element() for name in names}
-        for key in self._devices.keys() | new.keys():
-            out.change("pod_devices", key, self._devices.get(key), new.get(key))
-        self._devices = new
+    def set_node(self, devices: Iterable[str], nodes: Iterable[bytes] = ()) -> RuleSetDiff:
+        """Take the devices of pods whose pattern nft cannot match, and the addresses of nodes."""
+        new: Elements = {name: {} for name in OF_NODE}
+        new["pod_devices"] = {device_key(name): Element() for name in devices}
+        for address in nodes:
+            if (family := Family.of(address)) in self.settings.families:
+                new[f"nodes{family.digit}"][address] = Element()
+        out = RuleSetDiff()
+        for name, elements in new.items():
+            known = self._node[name]
+            for key in known.keys() | elements.keys():
+                out.change(name, key, known.get(key), elements.get(key))
+        self._node = new
         return out
 
     # --- what it is ---
@@ -165,7 +174,8 @@ class RuleSet:
         """Return all elements, by map."""
         found: Elements = {name: {} for name in MAPS}
         found["protocols"] |= PROTOCOLS
-        found["pod_devices"] |= self._devices
+        for name, elements in self._node.items():
+            found[name] |= elements
         for rules in self.services.values():
             for (name, key), element in rules.elements.items():
                 found[name][key] = element

@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import pairwise
 from math import gcd
+from sys import intern
 
 from msgspec import Struct
 
+from lbagent.model import flow_rules
 from lbagent.model.address import Scope
 from lbagent.model.backend import Backend
 from lbagent.model.family import Family
 from lbagent.model.maglev import lookup_table
 from lbagent.model.service import CIDR, SVC, Algorithm, SVCNatPolicy, SVCType
+from lbagent.model.stale_flows import stale_flows_text
 from lbagent.targets.nftables.chains import DROPPED, REFUSED, Hashed, Need, Refusal, Sticky, Way
 from lbagent.targets.nftables.map_specs import (
     INSIDE_OFFSET,
@@ -75,7 +78,23 @@ def unsupported(row: SVC) -> str:
         return "the L7 proxy gets no connections from nftables; they go to the backends"
     if row.loopback_hostport:
         return f"{row.frontend.with_protocol()} is not served: a loopback address is for sockets of this node"
+    if row.stale_flows_s:
+        word = stale_flows_text(row.stale_flows_s)
+        return f"stale-flows {word}: nftables ends the connections of a backend as soon as it is gone"
     return ""
+
+
+def unlimited(row: SVC) -> str:
+    """Return which rules about new flows nftables does not follow; '' when it has none of them."""
+    rules = row.flow_rules or flow_rules.NO_RULES
+    words = {
+        "max-flows": rules.max_flows,
+        "max-flows-per-backend": rules.max_flows_per_backend,
+        "new-flow-rate": rules.new_flow_rate,
+        "slow-start": rules.slow_start_s,
+    }
+    given = [word for word, value in words.items() if value]
+    return f"{', '.join(given)}: nftables counts no flows; new ones are not limited" if given else ""
 
 
 def comment_of(row: SVC) -> str:
@@ -94,11 +113,17 @@ class _Builder:
         self._unsupported: dict[str, None] = {}
 
     def build(self, rows: Iterable[SVC]) -> ServiceRules:
+        outside: SVC | None = None
         for row in rows:
+            if row.frontend.scope is Scope.INTERNAL and outside and _is_one_scope(outside, row):
+                continue
+            outside = row
             if row.wildcard:
                 self._add(f"cluster_ips{row.frontend.family.digit}", row.frontend.address, None, str(row.name))
                 continue
             if reason := unsupported(row):
+                self._unsupported[reason] = None
+            if reason := unlimited(row):
                 self._unsupported[reason] = None
             if is_served(row) and row.nat_policy is SVCNatPolicy.NONE:
                 self._frontend(row)
@@ -124,7 +149,7 @@ class _Builder:
             sticky, hashed = False, "client"
         way = Way(family, len(slots), hashed, inside, sticky, check)
         self._needs.add(way)
-        self._add(name, key, f"goto {way.name}", comment)
+        self._add(name, key, intern(f"goto {way.name}"), comment)
         self._slots(f"backends{digit}", key, slots, INSIDE_OFFSET if inside else 0)
         if row.type is not SVCType.CLUSTER_IP:
             self._add(f"external{digit}", key, None, comment)
@@ -133,7 +158,7 @@ class _Builder:
         if sticky:
             noted = Sticky(family, row.affinity_timeout_s)
             self._needs.add(noted)
-            self._add(f"sticky{digit}", key, f"jump {noted.name}", comment)
+            self._add(f"sticky{digit}", key, intern(f"jump {noted.name}"), comment)
         self._local.update(each.address.address for each in backends if self._is_local(each))
 
     def _without_backends(self, name: str, key: bytes, row: SVC, check: str) -> None:
@@ -156,6 +181,15 @@ class _Builder:
         values = {each.address: Element(backend_value(each.address.address, each.address.port)) for each in slots}
         for number, each in enumerate(slots, offset):
             self._elements[name, key + slot_bytes(number)] = values[each.address]
+
+
+def _is_one_scope(outside: SVC, inside: SVC) -> bool:
+    """Return whether the row for pods and the node adds nothing to that before it: the agent keeps it for flows of bpf."""
+    return (
+        outside.frontend.with_scope(Scope.INTERNAL) == inside.frontend
+        and (outside.selectable, outside.unselectable) == (inside.selectable, inside.unselectable)
+        and outside.no_local_backend == inside.no_local_backend
+    )
 
 
 def _slots(row: SVC, backends: Sequence[Backend]) -> tuple[Sequence[Backend], Hashed]:

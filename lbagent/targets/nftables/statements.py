@@ -11,18 +11,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from lbagent.kernel.netlink_attributes import attribute, nested, text, u32, u64
-from lbagent.model.address import L4Type
+from lbagent.model.address import L4Type, format_ip
 from lbagent.model.family import Family
+from lbagent.model.service import CIDR
 
 NFT_REG_VERDICT = 0
-_CMP_EQ = 0
+_CMP_EQ, _CMP_NEQ = 0, 1
 NETWORK, TRANSPORT = 1, 2
 META_IIFNAME, META_OIFNAME, META_NFPROTO, META_L4PROTO = 6, 7, 15, 16
 CT_STATUS, CT_PROTO_DST, CT_SRC_IP, CT_DST_IP, CT_SRC_IP6, CT_DST_IP6 = 2, 12, 19, 20, 21, 22
 IPS_DST_NAT = 0x20
+TCP_FLAGS_OFFSET, SYN, FIN_SYN_RST_ACK = 13, b"\x02", b"\x17"  # RFC 9293 §3.1
 VERDICTS = {"drop": 0, "accept": 1, "return": -5}
 CHAIN_VERDICTS = {"jump": -3, "goto": -4}
 FULLY_RANDOM = 1 << 4  # NF_NAT_RANGE_PROTO_RANDOM_FULLY
+PORTS_GIVEN = 1 << 1  # NF_NAT_RANGE_PROTO_SPECIFIED
 _SADDR = {Family.IPV4: 12, Family.IPV6: 8}  # in the IP header
 _DADDR = {Family.IPV4: 16, Family.IPV6: 24}
 _NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
@@ -228,6 +231,13 @@ def _equals(value: bytes) -> bytes:
     return _expression("cmp", u32(1, 1), u32(2, _CMP_EQ), nested(3, attribute(1, value)))
 
 
+def _masked(mask: bytes) -> bytes:
+    """Keep these bits of register 1."""
+    size, zero = len(mask), bytes(len(mask))
+    parts = (u32(1, 1), u32(2, 1), u32(3, size), nested(4, attribute(1, mask)), nested(5, attribute(1, zero)))
+    return _expression("bitwise", *parts)
+
+
 # --- statements ---
 
 
@@ -291,6 +301,22 @@ def dnat(family: Family, key: Sequence[Load], name: str) -> Statement:
     return Statement(f"dnat {ip} to {found.text} map @{name}", shown, (*found.expressions, look_up, nat))
 
 
+def is_to(network: CIDR) -> Statement:
+    """Match packets to the addresses of a range."""
+    family, size = Family.of(network.network), len(network.network)
+    mask = ((1 << 8 * size) - (1 << 8 * size - network.bits)).to_bytes(size, "big")
+    compared = _expression("cmp", u32(1, 1), u32(2, _CMP_EQ), nested(3, attribute(1, network.network)))
+    test = (*_is_family(family), _payload(NETWORK, _DADDR[family], size)(0), _masked(mask), compared)
+    shown = {"prefix": {"addr": format_ip(network.network), "len": network.bits}}
+    return Statement(f"{_protocol(family)} daddr {network}", _match(destination(family).json, shown), test)
+
+
+def is_udp_port(port: int) -> Statement:
+    """Match datagrams to a port."""
+    test = (*is_protocol(L4Type.UDP).expressions, _payload(TRANSPORT, 2, 2)(0), _equals(port.to_bytes(2, "big")))
+    return Statement(f"udp dport {port}", _match({"payload": {"protocol": "udp", "field": "dport"}}, port), test)
+
+
 def is_protocol(kind: L4Type) -> Statement:
     """Match a transport protocol."""
     word = kind.value.lower()
@@ -311,6 +337,11 @@ def came_in_by(name: str) -> Statement:
     return Statement(f'iifname "{name}"', _match({"meta": {"key": "iifname"}}, name), test)
 
 
+def from_this_node() -> Statement:
+    """Match packets that came in by no device: of this node's processes."""
+    return came_in_by("")
+
+
 def input_device() -> Load:
     """Return the name of the device by which a packet came in."""
     return Load("iifname", {"meta": {"key": "iifname"}}, 4, _meta(META_IIFNAME))
@@ -321,21 +352,42 @@ def is_translated() -> Statement:
     mask = struct.pack("=I", IPS_DST_NAT)
     test = (
         _expression("ct", u32(1, 1), u32(2, CT_STATUS)),
-        _expression(
-            "bitwise", u32(1, 1), u32(2, 1), u32(3, 4), nested(4, attribute(1, mask)), nested(5, attribute(1, bytes(4)))
-        ),
+        _masked(mask),
         _expression("cmp", u32(1, 1), u32(2, 1), nested(3, attribute(1, bytes(4)))),
     )
     return Statement("ct status dnat", _match({"ct": {"key": "status"}}, "dnat", "in"), test)
 
 
-def masquerade() -> Statement:
-    """Translate the source to the address of the device by which the packet leaves."""
-    return Statement(
-        "masquerade fully-random",
-        {"masquerade": {"flags": "fully-random"}},
-        (_expression("masq", u32(1, FULLY_RANDOM)),),
+def masquerade(ports: tuple[int, int] | None = None) -> Statement:
+    """Translate the source to the address of the device by which the packet leaves; `ports`: the first and the last one."""
+    if ports is None:
+        return Statement(
+            "masquerade fully-random",
+            {"masquerade": {"flags": "fully-random"}},
+            (_expression("masq", u32(1, FULLY_RANDOM)),),
+        )
+    first, last = ports
+    loads = tuple(
+        _expression("immediate", u32(1, number), nested(2, attribute(1, port.to_bytes(2, "big"))))
+        for number, port in enumerate(ports, 1)
     )
+    return Statement(
+        f"masquerade to :{first}-{last} fully-random",
+        {"masquerade": {"port": {"range": [first, last]}, "flags": "fully-random"}},
+        (*loads, _expression("masq", u32(1, FULLY_RANDOM | PORTS_GIVEN), u32(2, 1), u32(3, 2))),
+    )
+
+
+def begins_no_connection() -> Statement:
+    """Match segments of TCP that are no SYN of a client."""
+    test = (
+        *is_protocol(L4Type.TCP).expressions,
+        _payload(TRANSPORT, TCP_FLAGS_OFFSET, 1)(0),
+        _masked(FIN_SYN_RST_ACK),
+        _expression("cmp", u32(1, 1), u32(2, _CMP_NEQ), nested(3, attribute(1, SYN))),
+    )
+    flags = {"&": [_header("tcp", "flags"), {"|": [{"|": [{"|": ["fin", "syn"]}, "rst"]}, "ack"]}]}
+    return Statement("tcp flags != syn / fin,syn,rst,ack", _match(flags, "syn", "!="), test)
 
 
 def limit_over(rate: int) -> Statement:

@@ -52,14 +52,27 @@ def _with_own_checksum(raw: bytes) -> bytes:
 
 @pytest.mark.parametrize("op", [1, 2])
 def test_who_tells_of_itself_claims_the_address(op: int) -> None:
-    raw = bytes(Ether(src=OTHER.hex(":")) / ARP(op=op, hwsrc=OTHER.hex(":"), psrc="10.77.0.100", pdst="10.77.0.100"))
+    raw = bytes(
+        Ether(src=OTHER.hex(":"), dst="ff:ff:ff:ff:ff:ff")
+        / ARP(op=op, hwsrc=OTHER.hex(":"), psrc="10.77.0.100", pdst="10.77.0.100")
+    )
     assert frames.parse_arp(raw) == frames.AddressSighting(V4, OTHER)
 
 
 def test_a_question_and_a_probe_claim_nothing() -> None:
-    assert frames.parse_arp(bytes(Ether() / ARP(op=1, psrc="10.77.0.2", pdst="10.77.0.100"))) is None
+    assert (
+        frames.parse_arp(
+            bytes(Ether(src=OTHER.hex(":"), dst="ff:ff:ff:ff:ff:ff") / ARP(op=1, psrc="10.77.0.2", pdst="10.77.0.100"))
+        )
+        is None
+    )
     assert frames.parse_arp(frames.probe(V4, MAC)) is None
-    assert frames.parse_arp(bytes(Ether() / ARP(op=2, psrc="0.0.0.0", pdst="10.77.0.100"))) is None
+    assert (
+        frames.parse_arp(
+            bytes(Ether(src=OTHER.hex(":"), dst="ff:ff:ff:ff:ff:ff") / ARP(op=2, psrc="0.0.0.0", pdst="10.77.0.100"))
+        )
+        is None
+    )
     assert frames.parse_arp(frames.announcements(V4, MAC)[0][:41]) is None
 
 

@@ -62,6 +62,20 @@ def test_what_a_node_reaches_its_overdue_lease_and_its_end_are_news() -> None:
     assert one.nodes_reaching(parse_ip("10.1.0.9"), 4.3) == {"a"}
 
 
+def test_the_addresses_of_a_dead_node_move_although_its_lease_is_valid() -> None:
+    one, address = election(), parse_ip("10.0.0.9")
+    vip = DesiredVip(address, "lan", ("l2",), ("ns/web",), has_endpoint=True)
+    before = one.state(0.5)
+    assert one.nodes_reaching(address, 0.5) == {"a", "b"}
+    one.set_dead_nodes(frozenset({"b"}))
+    assert one.state(0.5) != before, "each address is decided about again"
+    view = lease_status_of(one, "a", vip, 0.5, eligible=True, served=True)
+    assert view.preferred == "a"
+    one.set_dead_nodes(frozenset())
+    assert one.state(0.5) == before
+    assert one.nodes_reaching(address, 0.5) == {"a", "b"}
+
+
 def test_a_node_does_not_lead_for_an_address_that_its_programs_do_not_serve() -> None:
     one, address = election(), parse_ip("10.0.0.9")
     before = one.state(0.5)

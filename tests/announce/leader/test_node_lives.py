@@ -39,6 +39,16 @@ def test_at_the_beginning_too() -> None:
     assert lives.dead_s("never seen", 52.0) == 0.0
 
 
+def test_a_dead_node_needs_no_end_of_its_lease() -> None:
+    lives = seen(("a", "1", 0.0), ("b", "1", 0.0), ("c", "1", 0.0))
+    lives.dead = frozenset({"b"})
+    assert set(lives.alive(0.5)) == {"a", "c"}
+    assert lives.dead_s("b", 0.5) == 0.0
+    assert lives.dead_s("b", 5.0) == 3.0, "its Lease has expired, too"
+    lives.dead = frozenset()
+    assert set(lives.alive(0.6)) == {"a", "b", "c"}
+
+
 def test_a_node_without_a_lease_is_no_live_node() -> None:
     lives = seen(("a", "1", 0.0), ("b", "1", 0.0))
     lives.forget("b")

@@ -299,9 +299,17 @@ def test_an_operator_takes_a_server_out(lab: ApiHosts) -> None:
     assert row["state"] == "quarantined"
 
 
-def test_the_metrics_tell_of_each_server(lab: ApiHosts) -> None:
+def test_the_metrics_and_backend_get_tell_of_each_server(lab: ApiHosts) -> None:
     lab.behave("a", "401")
     lab.wait_up("bc")
+    for name, is_up in (("a", False), ("b", True)):
+        row = lab.agent.json("backend", "get", f"{ipv4(name)}:{PORT}")
+        (check,) = row["checks"]
+        assert (check["pool"], check["server"], check["up"]) == ("pool/lb", f"{ipv4(name)}:{PORT}", is_up)
+        assert check["results"]["ok" if is_up else "status"] > 0
+        assert check["since"] > 0
+        assert ("401" in check["last"]) == (not is_up)
+        assert (row["state"], row["pod"]) == ("active" if is_up else "quarantined", "")
     text = metrics(lab)
     label = f'pool="pool",name="lb",server="{ipv4("a")}:{PORT}"'
     assert f"lbagent_apilb_server_up{{{label}}} 0" in text

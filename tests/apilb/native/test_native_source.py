@@ -96,7 +96,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
         def close(self) -> None:
             return
 
-    monkeypatch.setattr("lbagent.apilb.native.health_checks.make_probe", FakeProbe)
+    monkeypatch.setattr("lbagent.probes.health_checks.make_probe", FakeProbe)
     monkeypatch.setattr(native_source, "POOL_FILE_POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(native_source, "LISTENERS_S", 0.01)
     monkeypatch.setattr(server_names, "RESOLVE_RETRY_DELAY_S", 0.01)

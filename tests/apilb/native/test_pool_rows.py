@@ -88,6 +88,28 @@ async def test_pools_and_taken_binds_are_shown_once_the_maps_hold_them(host: Hos
         assert {row.name: row.status for row in await native.rows()} == {"lb": "running", "other": "running"}
 
 
+async def test_the_checks_of_one_backend(host: Host) -> None:
+    """Of each pool that has it, as the maps serve it; a backend that no pool has is not checked."""
+    host.write("lb", str(A), str(B))
+    host.write("other", str(A))
+    async with host.source() as source, following(source) as (native, writes_end):
+        host.down = {A}
+        await until(partial(_is_reported, source, BackendState.QUARANTINED))
+        assert [each.up for each in native.checks_of(A)] == [True, True]  # not written
+        writes_end.set()
+        await until(lambda: source.in_force is source.reported)
+        writes_end.clear()
+        first, second = native.checks_of(A)
+        assert (first.pool, second.pool, first.server, first.kind) == ("p/lb", "p/other", str(A), "https")
+        assert (first.up, first.last, first.interval_s) == (False, "refused", 0.02)
+        assert first.results["refused"] >= 2
+        assert first.transitions == 1
+        assert first.since > 0
+        (check,) = native.checks_of(B)
+        assert (check.up, check.last, check.results.keys()) == (True, "fine", {"ok"})
+        assert native.checks_of(L3n4Addr(B.address, B.port + 1)) == []
+
+
 async def test_before_the_maps_hold_anything_the_first_report_is_shown(host: Host) -> None:
     """A later agent starts while the maps serve what an earlier one wrote."""
     host.write("lb", str(A))

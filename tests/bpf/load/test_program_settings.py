@@ -24,7 +24,7 @@ def test_a_tick_is_about_a_second(hz, shift):
 
 def test_record_has_masks_ports_and_ticks():
     options = program_settings.ProgramSettings(
-        snat_port_min=3000, snat_port_max=4000, timeout_tcp_s=1024, external_clusterip=False
+        snat_port_min=3000, snat_port_max=4000, timeout_tcp_s=1024, external_clusterip=False, echo_reply=False
     )
     found = unpack(
         program_settings.pack_config(options, Sizes(flow4=1 << 12, backends=1 << 9), program_settings.Seeds(5, 6), 250)
@@ -36,6 +36,15 @@ def test_record_has_masks_ports_and_ticks():
     assert found["flags"] == 0
     assert found["hz"] == 250
     assert found["flow_layout"] == FLOW_LAYOUT
+
+
+def test_ports_of_replies_are_read_back_also_from_a_record_without_them():
+    options = program_settings.ProgramSettings(snat_port_min=3000, snat_port_max=4000, reply_ports=(1024, 4000))
+    record = program_settings.pack_config(options, Sizes(), program_settings.Seeds(5, 6), 250)
+    assert program_settings.reply_ports_of(record) == (1024, 4000)
+    assert program_settings.snat_ports_of(record) == (3000, 4000)
+    older = record[: LB_CONFIG.offsets()["reply_port_min"]]
+    assert program_settings.reply_ports_of(older) == (3000, 4000)
 
 
 def test_extra_snat_source_addresses_are_read_back_with_their_numbers():

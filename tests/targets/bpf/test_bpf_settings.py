@@ -47,7 +47,7 @@ def test_numbers_of_extra_snat_addresses_outlive_a_change_of_their_order() -> No
     config = Config(snat_address=("10.0.0.8",))
     after = bpf_settings.extra_snat_sources(config, before)
     assert after == ExtraSnatSources((b"", B))
-    assert bpf_settings.program_settings(config, after).extra_snat == after
+    assert bpf_settings.program_settings(config, after, (1024, 2047)).extra_snat == after
     assert bpf_settings.path_settings(config, after).extra_snat == after
 
 

@@ -14,7 +14,7 @@ _number = itertools.count()
 NODE_IPS = ("10.77.0.1", "fd77::1")
 ARGUMENTS = ("--renderer", "nftables", *(word for ip in NODE_IPS for word in ("--node-ip", ip)))
 IN_NAMESPACES = frozenset(
-    {"test_nft_table", "test_nft_service_renderer", "test_packets", "test_restart", "test_connections"}
+    {"test_nft_table", "test_nft_service_renderer", "test_packets", "test_restart", "test_connections", "test_egress"}
 )
 
 

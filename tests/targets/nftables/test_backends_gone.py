@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from lbagent.model.address import L3n4Addr
-from lbagent.targets.nftables.backends_gone import BackendUse, Ended
+from lbagent.net.conntrack import Ended
+from lbagent.targets.nftables.backends_gone import BackendUse
 from tests.targets.nftables.made import backend, row, rule_set
 
 ONE, TWO = "10.0.0.1:8080", "10.0.0.2:8080"

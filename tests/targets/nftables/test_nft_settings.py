@@ -7,7 +7,7 @@ import pytest
 from lbagent.config import Config
 from lbagent.errors import ConfigError
 from lbagent.model.family import Family
-from lbagent.targets.nftables.nft_settings import parsed, table_settings
+from lbagent.targets.nftables.nft_settings import other_ports, parsed, table_settings
 
 
 def test_defaults_and_settings() -> None:
@@ -38,3 +38,16 @@ def test_what_is_refused(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem) as found:
         table_settings(parsed(text), Config())
     assert found.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("snat", "wanted"),
+    [
+        ((1024, 29999), (30000, 65535)),
+        ((256, 1023), (1024, 65535)),
+        ((40000, 65535), (1024, 39999)),
+        ((20000, 30000), (30001, 65535)),
+    ],
+)
+def test_source_ports_beside_a_range(snat: tuple[int, int], wanted: tuple[int, int]) -> None:
+    assert other_ports(*snat) == wanted

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from lbagent.errors import KernelError
 from lbagent.model.service import SVC, ServiceName
+from lbagent.net.conntrack import Connection, Ended
 from lbagent.targets.nftables import nft_table, nft_writer
-from lbagent.targets.nftables.backends_gone import Ended
 from lbagent.targets.nftables.chains import TableSettings
-from lbagent.targets.nftables.conntrack import Connection
 from lbagent.targets.nftables.map_specs import MARKER
 from lbagent.targets.nftables.nf_tables import NEW_ELEMENT, Message
 from lbagent.targets.nftables.nft_writer import NftWriter
@@ -154,6 +153,34 @@ def test_a_node_that_changes_its_addresses() -> None:
     write(writer, *ROWS)
     assert set(kernel.tables["lbagent"].elements["local4"]) == {bytes((10, 0, 0, 1))}
     assert differences(writer) == []
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_a_node_that_changes_its_addresses_in_a_write_that_is_cancelled(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After so many turns of the event loop."""
+    monkeypatch.setattr(nft_writer, "_BETWEEN_YIELDS", 1)
+    kernel = FakeNfTables()
+    writer, _ = made(kernel)
+    write(writer, *ROWS, OTHER_ROW)
+    writer.move(NodePlace("here", (), node_ips=[bytes((10, 0, 0, 1))]))
+
+    async def cancelled() -> None:
+        found: dict[ServiceName, list[SVC]] = {}
+        for each in (*ROWS, OTHER_ROW):
+            found.setdefault(each.name, []).append(each)
+        task = asyncio.ensure_future(writer.write(found))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(cancelled())
+    write(writer, *ROWS, OTHER_ROW)
+    fresh = FakeNfTables()
+    write(made(fresh, writer.place)[0], *ROWS, OTHER_ROW)
+    assert kernel.tables["lbagent"].elements == fresh.tables["lbagent"].elements
 
 
 def test_connections_end_with_their_backend_also_that_of_an_earlier_agent() -> None:

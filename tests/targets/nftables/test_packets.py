@@ -200,6 +200,35 @@ def test_a_backend_that_leaves_frees_its_clients(served: Cluster) -> None:
         assert backends(seen(served, "outside", ask, 5)) == {then}  # it stays where it went
 
 
+def test_a_backend_that_leaves_while_no_agent_runs_frees_its_clients(served: Cluster) -> None:
+    fields = {"sessionAffinity": "ClientIP"}
+    found = service(served, "unseen", **fields)
+    asks = [partial(traffic.http_get, vip, 80) for vip in found.vips]
+    now = {name for ask in asks for name in backends(seen(served, "outside", ask, 5))}
+    served.agent.kill()
+    (served.folder / "unseen.yaml").unlink()
+    rest = sorted(ALL - now)
+    manifest(served, "unseen", *rest, **fields).write(served.folder)
+    served.agent.start()
+    for ask in asks:
+        wait_for(lambda ask=ask: backends(seen(served, "outside", ask, 5)) <= set(rest), "another backend", 5)  # type: ignore[misc]
+
+
+def test_a_policy_that_becomes_local_frees_clients_outside(served: Cluster) -> None:
+    """Those that affinity leads to a backend of another node, which pods still reach."""
+    fields = {"type": "LoadBalancer", "externalIPs": list(EXTERNAL), "sessionAffinity": "ClientIP"}
+    ask = partial(traffic.http_get, EXTERNAL[0], 80)
+
+    def is_remote() -> bool:
+        served.serve(manifest(served, "sticky-local", "b3", **fields, ports=port_of(30083)))
+        service(served, "sticky-local", "b1", "b2", **fields, ports=port_of(30083))
+        return "b3" not in backends(seen(served, "outside", ask, 2))
+
+    wait_for(is_remote, "a client of a remote backend", 5)
+    service(served, "sticky-local", **fields, ports=port_of(30083), externalTrafficPolicy="Local")
+    assert backends(seen(served, "outside", ask, 5)) == {"b3"}
+
+
 @pytest.mark.parametrize("policy", ["allow", "deny"])
 def test_source_ranges(served: Cluster, policy: str) -> None:
     listed = ["10.77.0.0/24", "10.77.0.2/32", "fd77::/64"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -133,7 +134,7 @@ def assert_whole(elements: Elements, chains: set[str]) -> None:
             if word == "drop":
                 continue
             assert chain in chains
-            if chain.removesuffix(digit).removeprefix("allow-").removeprefix("deny-") == "refused":
+            if chain.removesuffix(digit).removeprefix("allow-").removeprefix("deny-") in ("refused", "ended"):
                 continue
             count = int(chain.removesuffix("-inside").rpartition("-")[2])
             first = 1 << 16 if chain.endswith("-inside") else 0
@@ -170,8 +171,19 @@ def test_one_family_alone() -> None:
 
 def test_devices_whose_pattern_nft_does_not_know() -> None:
     rules = rule_set(pod_devices=("cali*", "veth?"))
-    assert len(rules.set_devices(["veth1", "veth2"])) == 2
-    change = rules.set_devices(["veth2", "veth3"])
+    assert len(rules.set_node(["veth1", "veth2"])) == 2
+    change = rules.set_node(["veth2", "veth3"])
     assert (len(change.added["pod_devices"]), len(change.deleted["pod_devices"])) == (1, 1)
     texts = [rule.text for rule in rules.chains()["prerouting"].rules]
     assert texts == ['iifname "cali*" goto inside', "iifname @pod_devices goto inside", "goto services"]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "masqueraded"), [((), ["ipv4", "ipv6"]), (("10.244.0.0/16",), ["ipv4"]), (("fd00::/56",), ["ipv6"])]
+)
+def test_egress_snat_is_of_the_families_of_its_ranges(ranges: tuple[str, ...], masqueraded: list[str]) -> None:
+    rules = rule_set(egress_snat=True, cluster_cidrs=tuple(map(CIDR.parse, ranges)))
+    texts = [each.text for each in rules.chains()["egress"].rules]
+    assert [text.split()[2] for text in texts if "masquerade" in text] == masqueraded
+    assert texts[0] == "tcp flags != syn / fin,syn,rst,ack return"
+    assert "udp dport 4789 return" in texts

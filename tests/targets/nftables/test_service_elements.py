@@ -8,6 +8,7 @@ import pytest
 
 from lbagent.model.address import L4Type, Scope
 from lbagent.model.backend import Backend
+from lbagent.model.flow_rules import FlowRules
 from lbagent.model.service import CIDR, Algorithm, SVCNatPolicy, SVCType
 from lbagent.targets.nftables.service_elements import COMMENT_BYTES, comment_of, service_rules
 from tests.targets.nftables.made import WEB, backend, row, rule_set, wildcard, words
@@ -150,6 +151,12 @@ def test_weights_act_with_maglev_and_least_conn_only(
     [
         ({"nat_policy": SVCNatPolicy.NAT46}, "nat46", False),
         ({"l7_lb_proxy_port": 9000}, "L7 proxy", True),
+        (
+            {"flow_rules": FlowRules(max_flows=5, slow_start_s=3)},
+            "max-flows, slow-start: nftables counts no flows",
+            True,
+        ),
+        ({"stale_flows_s": 30}, "stale-flows drain=30: nftables ends", True),
     ],
 )
 def test_what_is_not_done_is_named(fields: dict[str, object], text: str, is_served: bool) -> None:

@@ -6,6 +6,7 @@
  */
 #pragma once
 #include "race_point.h"
+#include "trace.h"
 #include "types.h"
 
 #define FAMILY_FD(name) ((void *)map_word(MAP_WORD_FD, FAMILY_MAP(name)))
@@ -28,27 +29,38 @@
 
 /* This CPU's stripe of counters: one stripe per CPU in an array, so that the fast path needs no look-up. CPUs beyond the last share
  * stripe 0. */
-AI u8 *counters(void)
+AI u8 *counters_of(u64 cpu)
 {
-	u64 cpu = cpu_number();
-
 	if (UNLIKELY(cpu >= CFG(counter_stripes)))
 		cpu = 0;
 	return (u8 *)MAPVAL(lb_metrics) + cpu * CFG(counter_stripe_bytes);
+}
+
+AI u8 *counters(void)
+{
+	return counters_of(cpu_number());
 }
 
 AI void count_in(u8 *row, u64 index, u64 bytes)
 {
 	struct lb_counter *c = (struct lb_counter *)row + index;
 
+	if (LB_IS_DRY)
+		return;
 	c->packets++;
 	c->bytes += bytes;
 }
 
 /* Counts a packet under its reason. */
+AI void count_reason(u8 *row, u64 reason, u64 bytes)
+{
+	TRACE(REASON, reason, 0);
+	count_in(row, reason & (REASON_SLOTS - 1), bytes);
+}
+
 AI void count(u64 reason, u64 bytes)
 {
-	count_in(counters(), reason & (REASON_SLOTS - 1), bytes);
+	count_reason(counters(), reason, bytes);
 }
 
 /* Ticks since a moment before the boot, about one second each. */

@@ -17,6 +17,7 @@ enum race_point {
 	RACE_RECLAIM_FLOW = 6, /* a port is about to be taken from a flow that was never established */
 	RACE_RECLAIM_SLOT = 7, /* the flow has lost the port, its slot is not free yet */
 	RACE_ENTRY_END = 8,    /* the sweeper has found a flow whose frontend is removed, or whose backend has left the frontend */
+	RACE_FLOW_DELETE = 9,  /* a flow that is to be deleted is as it was read */
 };
 
 static u64 (*race_call)(u64 point) = (void *)LB_RACE_POINTS;

@@ -7,6 +7,7 @@
  * the slot of IPv4; IPv6 has the next one (FAMILY_CALL).
  */
 #pragma once
+#include "event.h"
 #include "maps.h"
 #include "parse.h"
 
@@ -40,6 +41,12 @@ struct lb_scratch {
 	volatile u64 out_macs, out_rest; /* OUT_NEXTHOP, OUT_NEIGHBOR: as struct nexthop */
 	u32 answer;         /* REASON_REJECT_* or REASON_ANSWER_* */
 	u32 answer_mtu;     /* bytes, for REASON_ANSWER_TOO_BIG and CALL_FRAGMENT */
+	u32 rules_target; /* CALL_CHOOSE: the master entry of a Service with rules */
+	u16 rules_count, rules_flags, rules_from; /* its flags2 above its flags; the slot from which the next search begins */
+	u8 rules_scope, rules_scanned;             /* scope of its key; searches that were done */
+	u8 has_rules;
+	u8 event_reason;    /* CALL_EVENT: the verdict's reason, and the verdict */
+	u8 event_verdict;
 };
 
 _Static_assert(sizeof(struct lb_scratch) <= SCRATCH_SIZE, "lb_scratch holds lb_scratch");
@@ -65,16 +72,40 @@ AI struct lb_scratch *scratch(void)
 
 #define CONTINUE (-1) /* no verdict yet */
 
+/* A packet of no flow yet: what an event says about it. Every way into the slow path does this. */
+AI void scratch_begin(struct lb_scratch *s)
+{
+	s->backend = 0;
+	s->service = 0;
+}
+
+/* Records a verdict on a packet that has not been changed (CALL_EVENT, which returns the verdict). */
+AI void verdict_event(lb_ctx *ctx, u32 reason, int action)
+{
+	struct lb_scratch *s;
+
+	if (!EVENTS || !event_is_kept(reason))
+		return;
+	s = scratch();
+	if (!s)
+		return;
+	s->event_reason = reason;
+	s->event_verdict = action;
+	lb_call(ctx, FAMILY_CALL(CALL_EVENT));
+}
+
 /* Counts a verdict under its reason and returns it. */
 AI int verdict(lb_ctx *ctx, u32 reason, int action)
 {
 	count(reason, CTX_LEN(ctx));
+	verdict_event(ctx, reason, action);
 	return action;
 }
 
 /* Answers the sender (CALL_ANSWER). `s->pk` is the untranslated packet. */
 AI int answer(lb_ctx *ctx, struct lb_scratch *s, u32 reason, u32 mtu)
 {
+	TRACE(ANSWER, reason, mtu);
 	s->answer = reason;
 	s->answer_mtu = mtu;
 	lb_call(ctx, FAMILY_CALL(CALL_ANSWER));

@@ -17,15 +17,29 @@
 #define RD64(p) (*(volatile u64 *)(p))
 #define RD32(p) (*(volatile u32 *)(p))
 #define RD16(p) (*(volatile u16 *)(p))
+#ifdef LB_DRY /* trace.h: nothing is stored */
+#define LB_IS_DRY 1
+#define WR64(p, v) ((void)(p), (void)(v))
+#define WR32(p, v) WR64(p, v)
+#define WR16(p, v) WR64(p, v)
+#define WR8(p, v) WR64(p, v)
+#else
+#define LB_IS_DRY 0
 #define WR64(p, v) (*(volatile u64 *)(p) = (v))
 #define WR32(p, v) (*(volatile u32 *)(p) = (v))
 #define WR16(p, v) (*(volatile u16 *)(p) = (v))
 #define WR8(p, v) (*(volatile u8 *)(p) = (v))
+#endif
 #if __clang_major__ < 12 /* no compare-and-swap for BPF yet (Ubuntu 22.04): bpf/compiler/rewrite.py replaces this call by the instruction */
 static u64 (*cas_call)(u64 *p, u64 old, u64 new) = (void *)CAS_CALL;
-#define CAS(p, old, new) cas_call((u64 *)(p), (u64)(old), (u64)(new))
+#define SWAP(p, old, new) cas_call((u64 *)(p), (u64)(old), (u64)(new))
 #else
-#define CAS(p, old, new) __sync_val_compare_and_swap((u64 *)(p), (u64)(old), (u64)(new))
+#define SWAP(p, old, new) __sync_val_compare_and_swap((u64 *)(p), (u64)(old), (u64)(new))
+#endif
+#if LB_IS_DRY
+#define CAS(p, old, new) ((void)(p), (void)(new), (u64)(old)) /* reports success */
+#else
+#define CAS(p, old, new) SWAP(p, old, new)
 #endif
 /* A field of a word, and a value at its place: maps/flow_layout.py has the places, the prelude name##_SHIFT and name##_BITS. */
 #define FIELD(name, word) ((u64)(word) >> name##_SHIFT & ((1ULL << name##_BITS) - 1))
@@ -51,7 +65,7 @@ static u64 (*cas_call)(u64 *p, u64 old, u64 new) = (void *)CAS_CALL;
 #define MB() \
 	do { \
 		u64 mb_ = 0; \
-		mb_ = CAS(&mb_, 0, 1); \
+		mb_ = SWAP(&mb_, 0, 1); \
 		asm volatile("" ::"r"(mb_) : "memory"); \
 	} while (0)
 #else /* x86 keeps stores in order and loads in order */
@@ -117,8 +131,15 @@ AI void addr_store(void *to, const lb_addr *a)
 /* Kernel helpers under own names: BCC's prototypes are not always right, and its map methods are not used. The oldest kernel is
  * 5.15, so helpers up to 178. */
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
+#if LB_IS_DRY
+#define map_update(map, key, value, flags) ((void)(key), (void)(value), 0)
+#define map_delete(map, key) ((void)(key), 0)
+#else
 static long (*map_update)(void *map, const void *key, const void *value, u64 flags) = (void *)2;
 static long (*map_delete)(void *map, const void *key) = (void *)3;
+#endif
+static u64 (*monotonic_ns)(void) = (void *)5;
+static u32 (*random32)(void) = (void *)7;
 static u64 (*cpu_number)(void) = (void *)8;
 static u64 (*jiffies)(void) = (void *)118;
 static u64 (*coarse_ns)(void) = (void *)160;

@@ -111,6 +111,8 @@
 #define ICMP_CSUM 2
 #define ICMP_REST 4 /* the MTU of "too big" */
 #define ICMP_HLEN 8
+#define ICMP_ECHO_REQUEST (LB_FAMILY == 4 ? HTONS(0x0800) : HTONS(0x8000)) /* type, code */
+#define ICMP_ECHO_REPLY (LB_FAMILY == 4 ? HTONS(0) : HTONS(0x8100))
 
 /* ARP of Ethernet and IPv4 (RFC 826). */
 #define ARP_SIZES 4 /* sizes of both kinds of addresses, and the operation */

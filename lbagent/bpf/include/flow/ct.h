@@ -35,6 +35,7 @@ struct ct_flow {
 	u64 value;
 	u64 *bucket;  /* primary */
 	u64 version;  /* of the primary bucket, before the look-up */
+	u64 hash;     /* of its client, where a reply found it */
 	bool second;  /* lies in the second bucket */
 	bool spilled; /* lies in the spill map */
 	bool unswept; /* lies where no sweeper runs: its age may have wrapped */

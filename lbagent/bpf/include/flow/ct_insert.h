@@ -100,11 +100,14 @@ AI u64 ct_free_way(u64 *bucket)
 /* Frees the SNAT slot of the evicted flow. The entry still has its key; its owner word was `owner`. */
 AI void ct_evict(u64 *e, u64 owner)
 {
+	u64 value = RD64(e + E_VALUE);
 	lb_addr client;
 
 	ct_entry_client(e, &client);
-	if (OWNER_IS_HELD(owner))
-		snat_release(RD64(e + E_VALUE), owner, &client);
+	if (!OWNER_IS_HELD(owner))
+		return;
+	snat_release(value, owner, &client);
+	flow_turned(SEEN_SERVICE(e + E_SEEN), value, 0);
 }
 
 /* Takes way `e` over for the flow. Returns false if another CPU took it first. */
@@ -232,10 +235,14 @@ AI u64 ct_insert(u64 hash, const struct ct_key *key, const struct ct_key *reply,
  * no longer `old`. */
 AI bool ct_flow_replace(struct ct_flow *f, u64 old, u64 value, u64 service)
 {
-	u64 next = value_in_entry(value, f->value);
+	u64 next = value_in_entry(value, f->value), former = SEEN_SERVICE(f->seen_at);
 
 	if (f->value != old || !ct_flow_set(f, next))
 		return false;
+	if (LIKELY(!f->spilled)) {
+		flow_turned(former, old, 0);
+		flow_turned(service, 0, next);
+	}
 	WR16(&SEEN_SERVICE(f->seen_at), service);
 	WR16(&SEEN_HANDSHAKE(f->seen_at), 0); /* it opens again */
 	f->value = next;

@@ -75,6 +75,8 @@ AI u64 ct_refresh_state(const struct ct_flow *f, const struct ct_key *key, const
 	}
 	if (!stored)
 		return value;
+	if (LIKELY(!f->spilled))
+		flow_turned(SEEN_SERVICE(f->seen_at), value, step.value);
 	if (value_is_snat(step.value))
 		ct_renew_snat(f, step.value, key, now);
 	else
@@ -87,8 +89,11 @@ AI void ct_flow_close(struct ct_flow *f, u64 now)
 {
 	u64 next = value_finished(f->value);
 
-	if (ct_flow_set(f, next))
+	if (ct_flow_set(f, next)) {
+		if (LIKELY(!f->spilled))
+			flow_turned(SEEN_SERVICE(f->seen_at), f->value, next);
 		f->value = next;
+	}
 	WR16(f->seen_at, now);
 }
 

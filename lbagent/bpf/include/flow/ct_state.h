@@ -14,6 +14,7 @@
  */
 #pragma once
 #include "ct.h"
+#include "flow_count.h"
 
 #define UDP_LASTS 2 /* ticks after the first reply; a later datagram shows that a UDP conversation continues */
 
@@ -81,9 +82,11 @@ AI void tcp_advance(struct ct_step *step, const struct lb_pkt *pk, u64 number, b
 		if (!opening)
 			tcp_reset(step);
 		else if (from_backend)
-			step->value = value_is_snat(step->value) ? value_without_snat(step->value) : value_with_state(step->value, CT_NEW);
+			step->value = value_is_snat(step->value) ? value_without_snat(step->value) : value_refused(step->value);
 		return;
 	}
+	if (opening)
+		step->value &= ~V_FIN_BACKEND; /* refused before (value_refused()): it opens again */
 	if (!from_backend && is_syn(pk)) {
 		tcp_open(step);
 		return;

@@ -144,11 +144,38 @@ AI u64 value_of_no_backend(u64 v)
 	return v & ~V_BACKEND_MASK;
 }
 
+/* A flow that `lbagent flow delete --reset` has ended: it has neither backend nor SNAT port, and a generation that the path record of
+ * id 0, which is never written, does not follow (value_knows_path()). */
+AI u64 value_of_reset(u64 v)
+{
+	return (v & (GEN_MASK | V_STATE_MASK | V_FIN_CLIENT | V_FIN_BACKEND)) |
+	       (u64)(BACKEND_GENERATION_TURNED / 2) << V_BACKEND_GENERATION_SHIFT;
+}
+
+/* The backend refused a flow before it was established, or it lost its port: a flow of CT_NEW with the backend's FIN, which no segment
+ * gives such a flow, is not live. */
+AI u64 value_refused(u64 v)
+{
+	return value_with_state(v, CT_NEW) | V_FIN_BACKEND;
+}
+
+/* Is the flow live? One that has ended is not, nor one that its backend refused, nor one without a backend. No branches: the verifier
+ * counts paths. */
+AI u64 value_is_live(u64 v)
+{
+	u64 state = V_STATE(v), refused, none = V_BACKEND(v) - 1, ended = (state ^ CT_CLOSING) - 1;
+
+	OPAQUE(state);
+	refused = (state - 1) & 0 - (v >> __builtin_ctzll(V_FIN_BACKEND) & 1);
+	OPAQUE(refused);
+	return ((none | ended | refused) >> 63) ^ 1;
+}
+
 /* Takes the SNAT port from a flow: its entry may be evicted at any time (CT_NEW), and no backend has its generation, so its next
  * packet selects a backend again. */
 AI u64 value_without_snat(u64 v)
 {
-	return value_without_backend(value_with_state(v & ~V_FORWARD_MASK, CT_NEW));
+	return value_without_backend(value_refused(v & ~V_FORWARD_MASK));
 }
 
 /* The flow keeps its backend, but no longer the client's address: until its next packet finds a port for it, no reply is the flow's. */

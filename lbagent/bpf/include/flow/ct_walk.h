@@ -105,12 +105,12 @@ AI bool ct_entry_may_move(const struct ct_entry *e)
 	}
 }
 
-/* Takes the backend from a flow whose frontend is gone, or no longer has this backend. An opening connection keeps its backend: the
- * slow path sees all its packets, and a SYN may be giving it to another frontend at this moment. Returns whether the flow had a
- * backend; if a packet changes the flow meanwhile, it still has it. */
-AI bool ct_entry_end(const struct ct_entry *e)
+/* Takes the backend from a flow whose frontend is gone, or no longer has this backend. An opening connection keeps its backend, unless
+ * `opening`: the slow path sees all its packets, and a SYN may be giving it to another frontend at this moment. Returns whether the
+ * flow had a backend; if a packet changes the flow meanwhile, it still has it. */
+AI bool ct_entry_end(const struct ct_entry *e, u64 opening)
 {
-	bool opens = V_STATE(e->value) == CT_NEW && OWNER_L4(e->owner) == L4_TCP;
+	bool opens = !opening && V_STATE(e->value) == CT_NEW && OWNER_L4(e->owner) == L4_TCP;
 
 	if (opens || !value_is_served(e->value, PATH_META(path_of(V_BACKEND(e->value)))))
 		return false;

@@ -184,7 +184,7 @@ AI u64 snat_take(u64 hash, u64 only, const struct ct_key *key, u64 backend, u64 
 		port = HTONS(host);
 		s = snat_slot_of(bh, port);
 		s0 = RD64(s);
-		if (SNAT_SLOT_IS_HELD(s0)) {
+		if (SNAT_SLOT_IS_HELD(s0) && !(LB_IS_DRY && only)) { /* a dry program has freed `only` in name alone */
 			meta = RD64(s + SNAT_SLOT_META);
 			if (snat_slot_differs(s, meta, value, owner, client, service) && !snat_slot_is_stale(meta, now))
 				continue;

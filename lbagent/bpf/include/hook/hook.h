@@ -10,6 +10,7 @@
  * A hook that sees packets also defines:
  *   CTX_IFINDEX(ctx)        device that received the frame (tc_egress: that sends it), u64
  *   CTX_CAME_BY(ctx, leaving)     device that received the frame, also on egress; 0: the node itself sends it
+ *   ctx_checked_backend(ctx, leaving)  backend of a health check of this node, by the mark of its socket; 0: it is none
  *   CTX_LEN(ctx)            bytes of the frame, including the non-linear part
  *   FRAME_LEN(ctx, data, end)     the same, computed from the context's pointers where possible
  *   CTX_GSO_SIZE(ctx)       payload bytes of a segment, 0 if the frame is one packet on the wire
@@ -40,17 +41,36 @@
  * hook_write.h lists the functions that write and send translated packets.
  */
 #pragma once
+#include "trace.h"
 #include "types.h"
 #include "wire.h"
 
 static long (*tail_call)(void *ctx, void *map, u64 slot) = (void *)12;
-static long (*redirect_to)(u32 ifindex, u64 flags) = (void *)23;
+static long (*redirect_helper)(u32 ifindex, u64 flags) = (void *)23;
 static long (*fib_lookup)(void *ctx, void *params, int size, u32 flags) = (void *)69;
+
+/* Verdict: sends the frame by a device. */
+AI long redirect_to(u32 ifindex, u64 flags)
+{
+	TRACE(SEND, ifindex, flags);
+	return redirect_helper(ifindex, flags);
+}
 
 #define HANDED_OVER 0x6c624f56U /* metadata of a frame that XDP has handed over to tc_after_xdp */
 
+#if LB_IS_DRY /* one instruction: the compiler would keep the field's address, by which the verifier allows no load */
+#define CTX_FIELD(ctx, field) \
+	({ \
+		u64 field_; \
+		asm volatile("%0 = *(u32 *)(%1 + %2)" : "=r"(field_) : "r"(ctx), "i"(__builtin_offsetof(lb_ctx, field)) : "memory"); \
+		(u8 *)field_; \
+	})
+#define CTX_DATA(ctx) CTX_FIELD(ctx, data)
+#define CTX_END(ctx) CTX_FIELD(ctx, data_end)
+#else
 #define CTX_DATA(ctx) ((u8 *)(long)(ctx)->data)
 #define CTX_END(ctx) ((u8 *)(long)(ctx)->data_end)
+#endif
 
 /* These headers include nothing: an include would be compiled for one hook only. */
 #if defined(LB_HOOK_XDP)

@@ -29,8 +29,12 @@ int FAMILY_ENTRY(tc_after_xdp)(lb_ctx *ctx)
 	if (LB_FAMILY == 4) {
 		if (!ctx_is_handed_over(ctx))
 			return TC_NEXT;
-		if (ANNOUNCES && CTX_DATA(ctx) + ETH_HLEN <= CTX_END(ctx) && announce_is_asked(CTX_DATA(ctx)))
-			return announce_or_pass(ctx, 0);
+		if (ANNOUNCES) {
+			u8 *data = CTX_DATA(ctx);
+
+			if (data + ETH_HLEN <= CTX_END(ctx) && announce_is_asked(data))
+				return announce_or_pass(ctx, 0);
+		}
 		if (frame_type(ctx) == ETH_IP6) {
 			entry6(ctx);
 			__builtin_unreachable();

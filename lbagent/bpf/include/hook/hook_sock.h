@@ -17,7 +17,6 @@ typedef struct bpf_sock_addr lb_ctx;
 #define ECONNREFUSED 111
 #define MAPPED_HOST 0xffff /* third word of ::ffff:a.b.c.d, host order */
 
-static u32 (*random32)(void) = (void *)7;
 static u64 (*socket_cookie)(void *ctx) = (void *)46;
 static u64 (*netns_cookie)(void *ctx) = (void *)122;
 static long (*set_retval)(int error) = (void *)187; /* Linux 5.18; for an older kernel the loader removes the call */

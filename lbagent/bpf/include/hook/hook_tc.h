@@ -45,13 +45,19 @@ static long (*redirect_neigh)(u32 ifindex, void *params, int plen, u64 flags) = 
 #define ctx_comes_first(ctx, leaving) (!(leaving) || (ctx)->pkt_type == PACKET_OTHERHOST)
 #define ctx_linearize(ctx, n) skb_pull(ctx, CTX_LEN(ctx) < (n) ? CTX_LEN(ctx) : (n))
 #define ctx_send_back(ctx, leaving) redirect_to((ctx)->ifindex, (leaving) ? REDIRECT_INGRESS : 0)
-#define ctx_redirect_neighbor(ifindex) redirect_neigh(ifindex, 0, 0, 0)
+#define ctx_redirect_neighbor(ifindex) send_to_neighbor(ifindex)
 #define ctx_load(ctx, offset, to, len) skb_load(ctx, offset, to, len)
 #define ctx_store(ctx, offset, from, len) skb_store(ctx, offset, from, len, 0)
 #define ctx_store_new(ctx, offset, from, len) skb_store(ctx, offset, from, len, CSUM_RECOMPUTE)
-#define ctx_send_copy(ctx, ifindex) clone_redirect(ctx, ifindex, 0)
+#define ctx_send_copy(ctx, ifindex) (LB_IS_DRY ? 0 : clone_redirect(ctx, ifindex, 0))
 #define ctx_hand_over(ctx) LB_DROP /* never called */
 #define VLAN_TAGS_TAKEN 2 /* when the first tag is removed, the kernel moves the second one out of the frame */
+
+AI long send_to_neighbor(u32 ifindex)
+{
+	TRACE(SEND, ifindex, 0);
+	return redirect_neigh(ifindex, 0, 0, 0);
+}
 
 /* Both fields are read first: the compiler would select between their addresses, which the verifier rejects. */
 AI u64 ctx_came_by(lb_ctx *ctx, bool leaving)
@@ -61,6 +67,16 @@ AI u64 ctx_came_by(lb_ctx *ctx, bool leaving)
 	OPAQUE(device);
 	OPAQUE(in);
 	return leaving ? in : device;
+}
+
+/* Only a process of the node with CAP_NET_ADMIN can mark what the node itself sends. */
+AI u64 ctx_checked_backend(lb_ctx *ctx, bool leaving)
+{
+	u64 mark = ctx->mark, low = mark & ((1ULL << CHECK_MARK_LOW_BITS) - 1);
+
+	if (LIKELY((mark & CHECK_MARK_MASK) != CHECK_MARK) || ctx_came_by(ctx, leaving))
+		return 0;
+	return low | (mark & 0xff0000) >> 2;
 }
 
 /* Accepts only frames for this node without a tag that the device removed: the stack passes tagged ones to their VLAN device. */

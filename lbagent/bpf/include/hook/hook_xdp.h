@@ -15,6 +15,7 @@ typedef struct xdp_md lb_ctx;
 #define CTX_LEN(ctx) ((u64)(CTX_END(ctx) - CTX_DATA(ctx)))
 #define FRAME_LEN(ctx, data, end) ((u64)((end) - (data)))
 #define CTX_GSO_SIZE(ctx) 0
+#define ctx_checked_backend(ctx, leaving) 0
 
 #define HOOK_HAS_EGRESS 0
 #define HOOK_MARKS_SCOPE 0

@@ -212,6 +212,7 @@ AI int parse_full_main(lb_ctx *ctx)
 	ctx_linearize(ctx, PARSE_FULL_PULL);
 	if (HOOK_FLAGS(s) & PKT_HANDED_OVER)
 		ctx_forget_hand_over(ctx);
+	scratch_begin(s);
 	pk = &s->pk;
 	pk->l3_off = parse_full_l2(ctx, CTX_DATA(ctx), CTX_END(ctx));
 	FENCE(pk); /* load all values again, or the verifier follows the rest once for each number of tags */
@@ -228,6 +229,8 @@ AI int parse_full_main(lb_ctx *ctx)
 	if (pk->concern == CONCERN_DIRECT && !direct_is_asked(ctx, l3, end, pk->flags))
 		pk->concern = 0;
 	pk->concern |= prefilter_src(&pk->saddr) ? CONCERN_SOURCE : 0;
+	TRACE(PARSE, 0, 0);
+	TRACE(FILTER, pk->concern, 0);
 	if (!pk->concern && !(HOOK_FLAGS(s) & PKT_EGRESS && parse_full_icmp_error(l3, end)))
 		return LB_PASS;
 	if (HOOK_CHECKS_MAC && !frame_is_for_device(CTX_IFINDEX(ctx), data))

@@ -166,13 +166,17 @@ AI bool announce_answer(lb_ctx *ctx)
 {
 	struct lb_solicitation s;
 	u32 flags;
+	u8 *data;
 
 	if (!announce_read(ctx, &s))
 		return false;
 	flags = solicitation_is_probe(&s) ? NEIGHBOR_OVERRIDE : NEIGHBOR_SOLICITED | NEIGHBOR_OVERRIDE;
-	if (!ctx_resize(ctx, ADVERTISEMENT_LEN - NEIGHBOR_OPTION, NEIGHBOR_OPTION) || CTX_DATA(ctx) + ADVERTISEMENT_LEN > CTX_END(ctx))
+	if (!ctx_resize(ctx, ADVERTISEMENT_LEN - NEIGHBOR_OPTION, NEIGHBOR_OPTION))
 		return false;
-	advertisement_write(CTX_DATA(ctx), &s, flags);
+	data = CTX_DATA(ctx);
+	if (data + ADVERTISEMENT_LEN > CTX_END(ctx))
+		return false;
+	advertisement_write(data, &s, flags);
 	return true;
 }
 #endif

@@ -12,26 +12,6 @@
 #pragma once
 #include "answer_write.h"
 
-/* Token bucket in one u64: jiffies (low 32 bits) of the last refill, tokens in units of 1/HZ answer (high 32 bits).
- * Per CPU, so no atomics. An empty map is a full bucket: the first second's worth may be answered at once. */
-AI bool answer_allowed(u64 *bucket)
-{
-	u64 now = jiffies() & 0xffffffff, hz = CFG(hz), rate = CFG(reject_rate);
-	u64 elapsed = (now - *bucket) & 0xffffffff, tokens = *bucket >> 32;
-
-	if (elapsed > hz)
-		elapsed = hz;
-	tokens += elapsed * rate;
-	if (tokens > rate * hz)
-		tokens = rate * hz;
-	if (tokens < hz) {
-		*bucket = tokens << 32 | now;
-		return false;
-	}
-	*bucket = (tokens - hz) << 32 | now;
-	return true;
-}
-
 /* Only a packet from and to a single host may be answered (RFC 1122 §3.2.2, RFC 4443 §2.4 e). */
 AI bool answerable(const struct lb_pkt *pk)
 {
@@ -87,13 +67,21 @@ AI int answer_main(lb_ctx *ctx)
 	bool path = s->answer == REASON_ANSWER_TOO_BIG || s->answer == REASON_ANSWER_TTL;
 	bool rst = !path && s->pk.proto == PROTO_TCP;
 
-	if (!answer_read(ctx, &s->pk, rst, &a) || !answer_allowed(path ? buckets + 1 : buckets))
-		goto drop;
-	if (rst ? !answer_rst(ctx, &s->pk, &a) : !answer_icmp(ctx, s, &a))
-		goto drop;
-	count(s->answer, length);
-	return ctx_send_back(ctx, s->pk.flags & PKT_EGRESS);
-drop:
-	count(REASON_DROP_NO_BACKEND, length);
-	return LB_DROP;
+	u64 *ring = EVENTS ? event_ring() : 0;
+	u32 reason = s->answer >= REASON_DROP_NO_BACKEND ? s->answer : REASON_DROP_NO_BACKEND; /* a limit has one name */
+	int action = LB_DROP;
+
+	if (EVENTS && ring && !event_admitted(ring))
+		ring = 0;
+	if (EVENTS && ring) /* before the frame becomes the answer */
+		event_fill(ctx, &s->pk, ring, EVENT_IDS(s->backend & CFG(path_mask), s->service, 0));
+	if (answer_read(ctx, &s->pk, rst, &a) && rate_admits(path ? buckets + 1 : buckets, CFG(reject_rate)) &&
+	    (rst ? answer_rst(ctx, &s->pk, &a) : answer_icmp(ctx, s, &a))) {
+		reason = s->answer;
+		action = ctx_send_back(ctx, s->pk.flags & PKT_EGRESS);
+	}
+	count_reason(counters(), reason, length);
+	if (EVENTS && ring)
+		event_publish(ring, reason);
+	return action;
 }

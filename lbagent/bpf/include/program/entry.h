@@ -68,6 +68,7 @@ AI int entry_call_plain(lb_ctx *ctx, u64 concern, u16 flags, u64 slot)
 	u8 *data = CTX_DATA(ctx);
 
 	if (s && data + PLAIN_HLEN <= CTX_END(ctx)) {
+		scratch_begin(s);
 		PKT_REPARSE(data, &s->pk);
 		s->pk.concern = concern;
 		s->pk.flags |= flags;
@@ -131,6 +132,7 @@ AI int entry_prefilter6(lb_ctx *ctx, const u8 *data, const u8 *end)
 {
 	u64 concern = prefilter_dst6(data);
 
+	TRACE(FILTER, concern | (prefilter_src6(data) ? CONCERN_SOURCE : 0), 0);
 	if (LIKELY(!concern))
 		return LIKELY(!prefilter_src6(data)) ? LB_PASS : IS_CONCERN;
 	if (LIKELY(concern != CONCERN_DIRECT))
@@ -181,6 +183,8 @@ AI int entry(lb_ctx *ctx, u16 flags)
 	concern = CONCERN_VIP; /* the IPv4 entry point has checked it; whether it was the SNAT address matters only for a SNAT port */
 	if (ENTRY_PREFILTERS || is_snat_port(*(u16 *)(q.data + ETH_HLEN + IP_HLEN + L4_DPORT)))
 		concern = prefilter_dst(&pk.daddr);
+	if (ENTRY_PREFILTERS)
+		TRACE(FILTER, concern | (prefilter_src(&pk.saddr) ? CONCERN_SOURCE : 0), 0);
 	if (LIKELY(!(concern & CONCERN_VIP))) {
 		if (entry_is_direct(ctx, concern, q.data + ETH_HLEN, end, flags))
 			return entry_call(ctx, flags, FAMILY_CALL(CALL_PARSE_FULL));
@@ -188,6 +192,8 @@ AI int entry(lb_ctx *ctx, u16 flags)
 			return entry_not_service(ctx, q.data, flags);
 		concern = CONCERN_SOURCE;
 	}
+	if (UNLIKELY(SAMPLES) && packet_is_sampled()) /* the slow path records it; here, where the fewest registers are in use */
+		return entry_call(ctx, entry_flags(ctx, flags), FAMILY_CALL(CALL_PARSE_FULL));
 	fast_path_begin(&q);
 	q.ifindex = CTX_IFINDEX(ctx);
 	q.flags = entry_flags(ctx, flags);

@@ -144,6 +144,8 @@ AI int fast_path_snat(lb_ctx *ctx, struct fast_path *q, const lb_path *path, u64
 	PKT_REPARSE(q->data, &pk);
 	if (UNLIKELY(pk.ttl <= 1 || !nexthop_load(META_NEXTHOP(meta), &nh) || macs_write(q->data, &nh)))
 		return TO_SLOW_PATH;
+	TRACE(NEXT_HOP, OUT_NEXTHOP, NEXTHOP_IFINDEX(&nh));
+	TRACE(REASON, REASON_FWD_ESTABLISHED, 0);
 	count_in(q->row, REASON_FWD_ESTABLISHED, q->len);
 	count_flow_in(q->row, ct_flow_service(f), index, q->len);
 	if (fast_path_write(ctx, q->data, path, true, port, f))
@@ -154,6 +156,8 @@ AI int fast_path_snat(lb_ctx *ctx, struct fast_path *q, const lb_path *path, u64
 /* A packet of a flow that stays on this node. */
 AI int fast_path_local(lb_ctx *ctx, struct fast_path *q, const lb_path *path, const struct ct_flow *f, u64 index)
 {
+	TRACE(NEXT_HOP, OUT_STACK, 0);
+	TRACE(REASON, REASON_FWD_LOCAL, 0);
 	count_in(q->row, REASON_FWD_LOCAL, q->len);
 	count_flow_in(q->row, ct_flow_service(f), index, q->len);
 	return fast_path_write(ctx, q->data, path, false, 0, f) ? LB_DROP : LB_PASS;
@@ -168,6 +172,8 @@ AI int fast_path_request(lb_ctx *ctx, struct fast_path *q, struct ct_flow *f, bo
 	PKT_REPARSE(q->data, &pk);
 	pkt_segment_len(ctx, PLAIN_L4(q->data), &pk);
 	meta = PATH_META(path);
+	TRACE(FLOW, TRACE_HIT | (u64)ct_flow_service(f) << 32, v);
+	TRACE(PATH, index, meta);
 	if (UNLIKELY(!value_is_served(v, meta) || over_mtu(pk.l3_len, META_MTU(meta))))
 		return TO_SLOW_PATH;
 	if (UNLIKELY(q->flags & PKT_EGRESS || !ct_refresh_fast(f, &pk, second, q->now)))
@@ -195,7 +201,7 @@ AI bool is_snat_port(u16 port)
 {
 	u64 host = NTOHS(port);
 
-	return host >= CFG(snat_port_min) && host <= CFG(snat_port_max);
+	return host >= CFG(reply_port_min) && host <= CFG(reply_port_max);
 }
 
 /* A constant for the verifier, which removes the code under it without --strict-source. */
@@ -218,6 +224,7 @@ AI int fast_path_reply(lb_ctx *ctx, struct fast_path *q, const struct snat_view 
 	struct nexthop nh;
 	struct lb_pkt pk;
 
+	TRACE(SNAT_SLOT, TRACE_HIT, snat_view_backend(view) | snat_view_service(view) << 32);
 	if (STRICT_SOURCE && !reply_is_by_nexthop(view, q->ifindex))
 		return TO_SLOW_PATH;
 	if (UNLIKELY(!service_frontend(snat_view_service(view), &to.saddr, &to.sport)))
@@ -232,6 +239,8 @@ AI int fast_path_reply(lb_ctx *ctx, struct fast_path *q, const struct snat_view 
 		return TO_SLOW_PATH;
 	if (UNLIKELY(over_mtu(pk.l3_len, reply_mtu(&pk, &nh)) || macs_write(q->data, &nh)))
 		return TO_SLOW_PATH;
+	TRACE(NEXT_HOP, OUT_NEXTHOP, NEXTHOP_IFINDEX(&nh));
+	TRACE(REASON, REASON_FWD_REPLY, 0);
 	count_in(q->row, REASON_FWD_REPLY, q->len);
 	count_flow_in(q->row, snat_view_service(view), snat_view_backend(view) & CFG(path_mask), q->len);
 	PKT_REPARSE(q->data, &pk);

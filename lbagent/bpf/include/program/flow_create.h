@@ -53,6 +53,7 @@ AI int flow_create_without_port(lb_ctx *ctx, const struct lb_scratch *s)
 	return verdict(ctx, REASON_DROP_SNAT_EXHAUSTED, LB_DROP);
 }
 
+/* With rules a flow has its backend by chance: it needs an entry, if need be in the spill map. */
 AI u64 flow_create(struct lb_scratch *s, const struct ct_key *key, const struct ct_key *reply, u64 value, u64 now, struct ct_flow *f)
 {
 	u64 rc = CT_RETRY;
@@ -71,7 +72,9 @@ AI u64 flow_create(struct lb_scratch *s, const struct ct_key *key, const struct 
 			}
 			continue;
 		}
-		rc = ct_insert(s->hash, key, reply, value, s->service, s->is_opening, now, f);
+		rc = ct_insert(s->hash, key, reply, value, s->service, s->is_opening && !s->has_rules, now, f);
+		if (rc == CT_OK && UNLIKELY(s->has_rules))
+			flow_opened(s->service, value);
 		if (rc != CT_RETRY)
 			break;
 	}
@@ -107,6 +110,7 @@ AI int flow_create_main(lb_ctx *ctx)
 		return LB_DROP;
 	path = path_of(s->backend);
 	meta = PATH_META(path);
+	TRACE(PATH, s->backend, meta);
 	limit = slow_path_limits(ctx, s, meta, forward_is_local(s->forward));
 	if (limit == CONTINUE)
 		limit = slow_path_resolve_egress(ctx, s, path, meta, s->forward);
@@ -126,6 +130,7 @@ AI int flow_create_main(lb_ctx *ctx)
 			s->snat_held = snat_held(s->hash, &key, s->backend, s->service);
 		port = snat_take(s->hash, s->snat_held, &key, s->backend, s->service, now);
 
+		TRACE(SNAT_PORT, port ? NTOHS(value_snat_port(value_with_snat(value, port))) : 0, s->backend);
 		if (!port) {
 			s->reclaim_flows = s->snat_port ? RECLAIM_IN_VAIN : 0;
 			if (EXTRA_SNAT_SOURCES || !s->snat_port)
@@ -154,5 +159,9 @@ AI int flow_create_main(lb_ctx *ctx)
 	/* the same port number is a new lease: the old one was lost, and two bits of a generation do not always tell them apart */
 	if (rc == CT_OK && s->choice == CHOICE_RESELECT && !value_shares_slot(s->old_value, value))
 		ct_release_snat(s->old_value, &key);
-	return slow_path_send(ctx, s, f.value, s->service, flow_create_reason(s, rc));
+	if (s->choice == CHOICE_NEW)
+		count_new_flow(s->service);
+	if (rc == CT_OK && s->is_opening)
+		handshake_begin(s->hash, &s->pk.saddr, s->service, s->backend);
+	return slow_path_send(ctx, s, f.value, s->service, flow_create_reason(s, rc), true);
 }

@@ -10,6 +10,7 @@
  */
 #pragma once
 #include "announce.h"
+#include "echo.h"
 #include "former_leader.h"
 #include "icmp_quote.h"
 #include "reply.h"
@@ -130,6 +131,8 @@ AI int icmp_main(lb_ctx *ctx)
 		return LB_PASS;
 	q = QUOTE_OF(s);
 	ctx_linearize(ctx, QUOTE_PULL);
+	if (ECHO_REPLIES && echo_is_request(ctx, &s->pk))
+		lb_call(ctx, FAMILY_CALL(CALL_ECHO));
 	/* an error goes to the sender of the quoted packet; any other is forged or another node's */
 	if (!quote_read(ctx, &s->pk, q) || !addr_eq(&s->pk.daddr, &q->pk.daddr)) {
 		if (LB_FAMILY == 6 && ANNOUNCES && s->pk.ttl == NEIGHBOR_HOPS && !(s->pk.flags & (PKT_EGRESS | PKT_TAGGED)))

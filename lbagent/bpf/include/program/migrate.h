@@ -78,8 +78,8 @@ AI u64 *migrate_target(u64 index, u64 backend)
 
 	if (CFG_SNAT_MASK < CFG_SNAT_OLD_MASK)
 		return snat_slot_at(index);
-	port = CFG(snat_port_min) + ((index - bh - CFG(snat_port_min)) & CFG_SNAT_OLD_MASK);
-	if (port > CFG(snat_port_max) || port + CFG_SNAT_OLD_MASK + 1 <= CFG(snat_port_max))
+	port = CFG(reply_port_min) + ((index - bh - CFG(reply_port_min)) & CFG_SNAT_OLD_MASK);
+	if (port > CFG(reply_port_max) || port + CFG_SNAT_OLD_MASK + 1 <= CFG(reply_port_max))
 		return 0;
 	return snat_slot_of(bh, HTONS(port));
 }

@@ -6,7 +6,10 @@
 #pragma once
 #include "announce.h"
 #include "answer.h"
+#include "choose.h"
 #include "direct.h"
+#include "echo.h"
+#include "flow_delete.h"
 #include "fragmentation.h"
 #include "icmp.h"
 #include "migrate.h"
@@ -14,3 +17,4 @@
 #include "reply.h"
 #include "snat_reclaim.h"
 #include "sweep.h"
+#include "verdict_event.h"

@@ -12,7 +12,10 @@
  * routed it. */
 AI int reply_out(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u64 index, struct nexthop *nh)
 {
-	return pk->flags & PKT_EGRESS ? OUT_STACK : out_find(ctx, index, &to->saddr, &to->daddr, nh);
+	int out = pk->flags & PKT_EGRESS ? OUT_STACK : out_find(ctx, index, &to->saddr, &to->daddr, nh);
+
+	TRACE(NEXT_HOP, out, NEXTHOP_IFINDEX(nh));
+	return out;
 }
 
 /* Sends a translated reply by the path that reply_out() found. */
@@ -20,7 +23,7 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 		  u64 service, u64 backend)
 {
 	struct lb_pkt *pk = &s->pk;
-	u64 len = CTX_LEN(ctx), mtu = 0, cut = false;
+	u64 len = CTX_LEN(ctx), mtu = 0, cut = false, *ring = 0, ids = 0;
 
 	if (!(pk->flags & PKT_EGRESS)) {
 		if (UNLIKELY(out == OUT_NONE))
@@ -46,8 +49,14 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 	FORGET(*learned, len);
 	count(REASON_FWD_REPLY, len);
 	count_flow(service, backend, len);
+	if (SAMPLES) {
+		ids = EVENT_IDS(backend & CFG(path_mask), service & 0xffff, pk->concern & CONCERN_SNAT ? NTOHS(pk->dport) : 0) | 1ULL << EVENT_KNOWN_SHIFT;
+		ring = forward_event(ctx, pk, REASON_FWD_REPLY, ids);
+	}
 	if (nat_write(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, to, out != OUT_STACK))
 		return LB_DROP;
+	if (FRAMES_AFTER && ring)
+		event_after(ctx, pk, ring, ids, REASON_FWD_REPLY, out == OUT_NEXTHOP ? NEXTHOP_IFINDEX(nh) : 0, nh->macs, nh->rest);
 	return FRAGMENTS && cut ? out_fragments(ctx, nh, mtu) : out_go(ctx, pk, out, nh);
 }
 
@@ -69,6 +78,7 @@ AI u64 reply_refresh(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple
 		return 0;
 	if (value_snat_port(f.value) != pk->dport || value_backend(f.value) != snat_view_backend(view))
 		return 0;
+	handshake_end(hash, pk, value_backend(f.value));
 	return ct_refresh(&f, &key, pk, reply_number(ctx, pk), now, true);
 }
 
@@ -159,6 +169,7 @@ AI bool reply_find(const struct lb_pkt *pk, const struct reply_end *end, u64 now
 {
 	u64 hash = ct_key_make(key, &end->client, end->client_port, &pk->saddr, pk->sport, pk->proto), found;
 
+	f->hash = hash;
 	ct_flow_in(f, hash);
 	found = reply_find_in(hash, pk, end->snat_port, now, key, REPLY_UNKNOWN, f, vip, vip_port);
 	if (MIGRATING_FLOWS && found != REPLY_OF_SERVED)
@@ -183,10 +194,12 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 	to.daddr = end->client;
 	to.dport = end->client_port;
 	if (!reply_find(pk, end, now, &key, &f, &to.saddr, &to.sport)) {
+		TRACE(FLOW, TRACE_MISS, 0);
 		if (direct_is_possible(ctx, pk))
 			lb_call(ctx, FAMILY_CALL(CALL_DIRECT));
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	}
+	TRACE(FLOW, TRACE_HIT | (u64)ct_flow_service(&f) << 32, f.value);
 	meta = PATH_META(path_of(value_backend(f.value)));
 	if (!end->snat_port && reply_is_for_egress(pk, meta))
 		return LB_PASS;
@@ -195,7 +208,8 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 	if (direct_was_translated(ctx, pk))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	if (UNLIKELY(reply_opens_another(pk, f.value))) {
-		ct_flow_set(&f, value_of_no_backend(f.value));
+		if (ct_flow_set(&f, value_of_no_backend(f.value)) && !f.spilled)
+			flow_turned(ct_flow_service(&f), f.value, 0);
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	}
 	if (reply_is_of_another(pk, end->snat_port, &f, meta)) { /* the client's next SYN is sent from a SNAT port */
@@ -206,6 +220,7 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 	out = reply_out(ctx, pk, &to, index, &nh);
 	if (out_is_for_tc(out))
 		return out_hand_over(ctx);
+	handshake_end(f.hash, pk, value_backend(f.value));
 	s->old_value = ct_refresh(&f, &key, pk, reply_number(ctx, pk), now, true);
 	s->out = out;
 	FENCE(s); /* load both again, or the verifier follows each path through the states above separately */
@@ -236,6 +251,7 @@ AI int reply_main(lb_ctx *ctx)
 		return LB_DROP;
 	reply_end_of(&s->pk, &end);
 	if (s->pk.concern & CONCERN_SNAT && is_snat_port(s->pk.dport) && snat_find_slow(&s->pk, &view)) {
+		TRACE(SNAT_SLOT, TRACE_HIT, snat_view_backend(&view) | snat_view_service(&view) << 32);
 		if (STRICT_SOURCE && !reply_is_by_route(ctx, &s->pk, &view))
 			return verdict(ctx, REASON_DROP_FOREIGN_SOURCE, LB_DROP);
 		if (view_frontend(&view, &to.saddr, &to.sport))

@@ -8,6 +8,7 @@
 #include "flow_select.h"
 #include "former_leader.h"
 #include "fragmentation.h"
+#include "handshake.h"
 
 /* A datagram that exceeds the MTU of its path: which side fragments it? */
 AI int slow_path_too_large(lb_ctx *ctx, struct lb_scratch *s, u64 mtu, bool here)
@@ -57,11 +58,14 @@ AI int slow_path_resolve_egress(lb_ctx *ctx, struct lb_scratch *s, lb_path *path
 			path_snat(path, &from);
 		path_addr(path, &to);
 		out = out_find(ctx, META_NEXTHOP(meta), &from, &to, &nh);
+		TRACE(NEXT_HOP, out, NEXTHOP_IFINDEX(&nh));
 		if (out_is_for_tc(out))
 			return out_hand_over(ctx);
 		if (UNLIKELY(out == OUT_NONE || (out == OUT_STACK && !here)))
 			return verdict(ctx, REASON_DROP_NO_NEIGHBOR, LB_DROP);
 	}
+	if (here)
+		TRACE(NEXT_HOP, OUT_STACK, 0);
 	s->out = out;
 	s->here = here;
 	s->out_macs = nh.macs;
@@ -69,21 +73,42 @@ AI int slow_path_resolve_egress(lb_ctx *ctx, struct lb_scratch *s, lb_path *path
 	return CONTINUE;
 }
 
+/* Records a packet that is forwarded, before it is translated. Returns the ring; NULL: none. `ids`: EVENT_IDS(). */
+AI u64 *forward_event(lb_ctx *ctx, const struct lb_pkt *pk, u32 reason, u64 ids)
+{
+	u64 *ring = event_ring();
+
+	if (!ring)
+		return 0;
+	event_fill(ctx, pk, ring, ids);
+	event_publish(ring, reason);
+	return ring;
+}
+
 /* Translates and sends a packet of a flow with this value, by the path that slow_path_resolve_egress() found. */
-AI int slow_path_send(lb_ctx *ctx, struct lb_scratch *s, u64 value, u64 service, u32 reason)
+AI int slow_path_send(lb_ctx *ctx, struct lb_scratch *s, u64 value, u64 service, u32 reason, bool is_new)
 {
 	const struct nexthop nh = {s->out_macs, s->out_rest};
 	int out = s->out, here = s->here;
 	lb_path *path = path_of(value_backend(value));
 	const struct lb_pkt *pk = &s->pk;
-	u64 meta = PATH_META(path), len = CTX_LEN(ctx);
+	u64 meta = PATH_META(path), len = CTX_LEN(ctx), *ring = 0, ids = 0;
+	u8 *row = counters();
 	struct lb_tuple to;
 
+	reason = slow_path_reason(pk, here, reason);
+	count_reason(row, reason, len);
+	count_flow_in(row, service, value_backend(value) & CFG(path_mask), len);
+	if (EVENTS && (is_new || SAMPLES)) {
+		ids = EVENT_IDS(value_backend(value), service, value_is_snat(value) ? NTOHS(value_snat_port(value)) : 0);
+		ids |= is_new ? 0 : 1ULL << EVENT_KNOWN_SHIFT;
+		ring = forward_event(ctx, pk, reason, ids);
+	}
 	flow_tuple(pk, path, meta, value, &to);
-	count(slow_path_reason(pk, here, reason), len);
-	count_flow(service, value_backend(value), len);
 	if (nat_write(ctx, CTX_DATA(ctx), CTX_END(ctx), pk, &to, !here))
 		return LB_DROP;
+	if (FRAMES_AFTER && ring)
+		event_after(ctx, pk, ring, ids, reason, out == OUT_NEXTHOP ? NEXTHOP_IFINDEX(&nh) : 0, nh.macs, nh.rest);
 	if (FRAGMENTS && out == OUT_NEXTHOP && UNLIKELY(over_mtu(pk->l3_len, META_MTU(meta))))
 		return out_fragments(ctx, &nh, META_MTU(meta));
 	return out == OUT_STACK ? send_local(ctx, pk) : out_go(ctx, pk, out, &nh);
@@ -119,6 +144,32 @@ AI int slow_path_take_snat(lb_ctx *ctx, struct lb_scratch *s, const struct ct_fl
 	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 }
 
+/* Does a health check open its connection from a port that it has used for another backend a moment ago? */
+AI bool slow_path_is_other_check(lb_ctx *ctx, const struct lb_pkt *pk, u64 v)
+{
+	u64 checked = ctx_checked_backend(ctx, pk->flags & PKT_EGRESS);
+
+	return is_syn(pk) && checked && checked != value_backend(v);
+}
+
+/* A flow beyond the rules of its Service is dropped, or its client gets an answer, which is counted under the same reason. */
+AI int rules_refuse(lb_ctx *ctx, struct lb_scratch *s, const struct lb_rules *rules, u32 reason)
+{
+	return RD32(&rules->flags) & RULES_REJECT ? answer(ctx, s, reason, 0) : verdict(ctx, reason, LB_DROP);
+}
+
+/* A SYN on the entry of a flow that has ended opens it again with its backend: for the rules it is a new flow. Returns 0 or a reason. */
+AI u32 slow_path_reopen(const struct lb_scratch *s, u64 value)
+{
+	struct lb_rules *rules = rules_at(rules_number(s->service));
+
+	if (!s->has_rules || !is_syn(&s->pk) || value_is_live(value))
+		return 0;
+	if (rules_are_full(rules) || backend_is_full(rules, value_backend(value)))
+		return REASON_DROP_FLOW_LIMIT;
+	return rules_rate_admits(rules) ? 0 : REASON_DROP_FLOW_RATE;
+}
+
 /* Returns CONTINUE if the flow needs a backend (choice is set), else the verdict. */
 AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *key, struct ct_flow *f, u64 now)
 {
@@ -127,8 +178,12 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 	lb_path *path = path_of(value_backend(v));
 	u64 meta = PATH_META(path);
 	bool no_service = service_is_gone(ct_flow_service(f)), gone = no_service || !value_is_served(v, meta);
+	u32 refused;
 	int rc;
 
+	TRACE(FLOW, TRACE_HIT | (u64)ct_flow_service(f) << 32, v);
+	if (gone)
+		TRACE(STALE, 0, 0);
 	if (pkt_is_malformed(ctx, pk))
 		return verdict(ctx, REASON_DROP_MALFORMED, LB_DROP);
 	if (gone && pk->proto == PROTO_TCP && !is_syn(pk)) {
@@ -138,22 +193,29 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 		if (!(pk->tcp_flags & TCP_RST) || !value_knows_path(v, meta) || ct_flow_lost_snat(f, key))
 			return answer(ctx, s, no_service ? REASON_REJECT_SERVICE_GONE : REASON_REJECT_BACKEND_GONE, 0);
 		/* the client's RST informs a backend that still runs */
-	} else if (slow_path_must_reselect(f, key, pk, meta, gone, now)) {
+	} else if (slow_path_must_reselect(f, key, pk, meta, gone, now) || slow_path_is_other_check(ctx, pk, v)) {
+		TRACE(STALE, 0, 0);
 		s->choice = CHOICE_RESELECT;
 		s->old_value = v;
 		return CONTINUE;
 	}
 	if (UNLIKELY(value_awaits_snat(v)))
 		return slow_path_take_snat(ctx, s, f, meta);
+	refused = slow_path_reopen(s, v);
+	if (UNLIKELY(refused))
+		return rules_refuse(ctx, s, rules_at(rules_number(s->service)), refused);
+	TRACE(PATH, value_backend(v), meta);
 	rc = slow_path_limits(ctx, s, meta, flow_stays_here(v));
 	if (rc == CONTINUE)
 		rc = slow_path_resolve_egress(ctx, s, path, meta, value_forward(v));
 	if (rc != CONTINUE)
 		return rc;
+	if (is_syn(pk))
+		handshake_again(s->hash, value_backend(v));
 	s->old_value = v;
 	ct_refresh(f, key, pk, pkt_tcp_number(ctx, pk, TCP_ACK_SEQ), now, false);
 	FENCE(s); /* load the value again, or the verifier follows each path through the states above separately */
-	return slow_path_send(ctx, s, s->old_value, ct_flow_service(f), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED);
+	return slow_path_send(ctx, s, s->old_value, ct_flow_service(f), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED, false);
 }
 
 /* No frontend has this address and port. */
@@ -164,6 +226,7 @@ AI int slow_path_no_service(lb_ctx *ctx, struct lb_scratch *s, const struct lb_t
 
 	if (s->choice == CHOICE_RESELECT) /* the frontend existed when the flow was made */
 		return answer(ctx, s, REASON_REJECT_SERVICE_GONE, 0);
+	TRACE(SERVICE, wild ? TRACE_WILDCARD : TRACE_MISS, 0);
 	if (wild) {
 		reason = service_routable(t, wild);
 		if (reason)
@@ -177,6 +240,21 @@ AI int slow_path_no_service(lb_ctx *ctx, struct lb_scratch *s, const struct lb_t
 	return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 }
 
+/* Leaves the choice to CALL_CHOOSE, once it is known that there is no flow: keeps what that needs of the master entry. */
+AI int slow_path_defer(struct lb_scratch *s, const struct lb_service *svc, const lb_key *key)
+{
+	rules_prefetch(s->service);
+	s->rules_target = svc->target;
+	s->rules_count = svc->count;
+	s->rules_flags = svc->flags | svc->flags2 << 8;
+	s->rules_scope = key->words[KEY_AT(scope) / 8] >> KEY_AT(scope) % 8 * 8;
+	s->rules_scanned = 0;
+	s->has_rules = 1;
+	s->backend = 0;
+	s->forward = FORWARD_LOCAL;
+	return CONTINUE;
+}
+
 /* Selects a backend by the current service. Returns CONTINUE with the selection in `s`, or the verdict. */
 AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *flow, u64 now)
 {
@@ -186,6 +264,7 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	struct lb_vip *vip;
 	lb_key key;
 	u32 reason;
+	u64 checked;
 
 	if (!HOOK_MARKS_SCOPE)
 		s->pk.flags |= device_scope(CTX_IFINDEX(ctx));
@@ -193,33 +272,43 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	svc = service_lookup(&t, &key);
 	if (!svc)
 		return slow_path_no_service(ctx, s, &t);
+	TRACE(SERVICE, TRACE_HIT, NTOHS(svc->rev_nat_index));
+	s->service = NTOHS(svc->rev_nat_index);
 	if (pkt_is_malformed(ctx, &s->pk))
 		return verdict(ctx, REASON_DROP_MALFORMED, LB_DROP);
 	vip = s->choice == CHOICE_NEW ? former_leader_of(ctx, &s->pk) : 0;
 	if (vip)
 		return former_leader_send(ctx, &s->pk, vip);
-	if (s->choice == CHOICE_NEW && !flow_may_begin(&s->pk))
+	if (s->choice == CHOICE_NEW && !flow_may_begin(&s->pk, flow))
 		return verdict(ctx, REASON_PASS_NEW_FLOW, LB_PASS);
 	reason = service_routable(&t, svc);
-	if (!reason)
+	TRACE(SCOPE, t.scope, reason);
+	if (!reason) {
 		reason = service_source(&t, svc);
+		if (svc->flags & SVC_SOURCE_RANGE)
+			TRACE(SOURCE_RANGE, reason, 0);
+	}
 	if (reason)
 		return verdict(ctx, reason, reason < REASON_REJECT_NO_BACKEND ? LB_PASS : LB_DROP);
 	if (UNLIKELY(svc->flags2 & SVC2_L7))
 		return verdict(ctx, REASON_PASS_UNSUPPORTED, LB_PASS);
-	if (UNLIKELY(!svc->count)) {
+	checked = ctx_checked_backend(ctx, s->pk.flags & PKT_EGRESS);
+	if (UNLIKELY(!svc->count) && !checked) {
 		reason = service_empty(svc);
 		return reason == REASON_REJECT_NO_BACKEND ? answer(ctx, s, reason, 0) : verdict(ctx, reason, LB_DROP);
 	}
 	if (UNLIKELY(!addr_valid_source(&s->pk.saddr)))
 		return verdict(ctx, REASON_DROP_MALFORMED, LB_DROP);
-	reason = select_backend(&t, svc, &key, flow, s->hash, now, &chosen);
+	if (UNLIKELY(SVC_RULES(svc)) && !checked)
+		return slow_path_defer(s, svc, &key);
+	reason = select_backend(&t, svc, &key, flow, s->hash, now, checked, 0, 0, &chosen);
+	TRACE(SELECT, chosen.backend, reason);
 	if (reason)
 		return verdict(ctx, reason, LB_DROP);
-	affinity_update(&t, svc, chosen.backend);
+	if (LIKELY(!checked))
+		affinity_update(&t, svc, chosen.backend);
 	s->backend = chosen.backend;
 	s->backend_gen = META_GEN(chosen.meta);
-	s->service = NTOHS(svc->rev_nat_index);
 	s->forward = chosen.forward;
 	s->snat_port = 0;
 	return CONTINUE;
@@ -242,11 +331,14 @@ AI int slow_path_main(lb_ctx *ctx)
 		lb_call(ctx, FAMILY_CALL(CALL_REPLY));
 	s->hash = ct_key_make(&key, &s->pk.saddr, s->pk.sport, &s->pk.daddr, s->pk.dport, s->pk.proto);
 	s->choice = CHOICE_NEW;
+	s->has_rules = 0;
 	if (is_syn(&s->pk) && !pkt_is_direct(&s->pk)) {
 		rc = slow_path_select(ctx, s, &key, now);
 		if (rc != CONTINUE)
 			return rc;
 		ct_prefetch(s->hash);
+		if (EVENTS)
+			event_prefetch();
 		if (s->forward == FORWARD_SNAT)
 			snat_prefetch(s->hash, s->backend);
 	}
@@ -254,6 +346,8 @@ AI int slow_path_main(lb_ctx *ctx)
 		rc = slow_path_established(ctx, s, &key, &f, now);
 		if (rc != CONTINUE)
 			return rc;
+	} else {
+		TRACE(FLOW, TRACE_MISS, 0);
 	}
 	s->version = f.version;
 	if (!is_syn(&s->pk) && !pkt_is_direct(&s->pk)) {
@@ -261,6 +355,9 @@ AI int slow_path_main(lb_ctx *ctx)
 		if (rc != CONTINUE)
 			return rc;
 	}
-	lb_call(ctx, FAMILY_CALL(CALL_FLOW_CREATE));
+	if (UNLIKELY(s->has_rules))
+		lb_call(ctx, FAMILY_CALL(CALL_CHOOSE));
+	else
+		lb_call(ctx, FAMILY_CALL(CALL_FLOW_CREATE));
 	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 }

@@ -52,7 +52,11 @@ AI bool reclaim_from_flow(const struct snat_view *view, u64 index, u64 now)
 	if (!ct_find_slow(hash, &key, now, &f) || value_backend(f.value) != backend || !reclaim_holds(f.value, index))
 		return snat_view_age(view, now) >= snat_back(CFG(timeout_new)) + RECLAIM_NO_ENTRY;
 	RACE_POINT(RECLAIM_FLOW);
-	return reclaim_may(&f, l4, now) && ct_flow_set(&f, value_without_snat(f.value));
+	if (!reclaim_may(&f, l4, now) || !ct_flow_set(&f, value_without_snat(f.value)))
+		return false;
+	if (LIKELY(!f.spilled))
+		flow_turned(ct_flow_service(&f), f.value, value_without_snat(f.value));
+	return true;
 }
 
 /* Frees the slot at `index`. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the sweeper: the agent runs it by BPF_PROG_TEST_RUN over the flow table. It frees expired flows with their
- * SNAT slots, and counts live flows per backend into one half of lb_live. A flow whose frontend was removed loses its backend, as
+ * SNAT slots, and counts flows per backend into one half of lb_live, those that have ended into lb_closing, too. A flow whose frontend was removed loses its backend, as
  * the fast path does not check the frontend. So does a UDP flow whose backend has left its frontend.
  *
  * The run's data is struct lb_sweep. One run does SWEEP_STEP buckets, advances `first` and reduces `count`, so that the kernel's
@@ -17,23 +17,39 @@
 #define AGES_RIGHT (0x10000 - 2048 - CFG(timeout_longest))
 
 /* Removes the backend from a flow whose frontend it has left while others keep it (lb_former_backend), and counts it there. A
- * connection stays as long as its backend lives. */
+ * connection stays as long as its backend lives: if the backend is gone, and others keep it for their flows, its entry there has
+ * FORMER_BACKEND_OF_ALL. */
 AI bool sweep_former_backend(const struct ct_entry *e, u64 service)
 {
 	u64 key = (u64)(u32)service << FORMER_BACKEND_SHIFT | value_backend(e->value);
-	u32 *taken;
+	u32 *taken = map_lookup(MAPFD(lb_former_backend), &key);
+	u64 of_all;
 
-	if (!ct_entry_may_move(e))
+	if (!taken)
 		return false;
-	taken = map_lookup(MAPFD(lb_former_backend), &key);
-	if (taken && ct_entry_end(e))
+	of_all = *taken & FORMER_BACKEND_OF_ALL;
+	if (!of_all && !ct_entry_may_move(e))
+		return false;
+	if (ct_entry_end(e, of_all))
 		__sync_fetch_and_add(taken, 1);
-	return taken;
+	return true;
+}
+
+/* Counts a live flow of a Service with rules, for the agent to compare (flow_count.h). */
+AI void sweep_rules(u64 service, u64 value)
+{
+	u64 number = rules_number(service);
+
+	if (LIKELY(!number) || !value_is_live(value))
+		return;
+	__sync_fetch_and_add((u32 *)MAPVAL(lb_swept) + (number & (RULES - 1)), 1);
+	__sync_fetch_and_add((u32 *)((u8 *)MAPVAL(lb_swept) + RULES * 4 + backend_counted(value_backend(value)) * 4), 1);
 }
 
 /* Counts the flow of an entry, or frees the entry. Returns the number of live flows. A flow that lost its SNAT port counts for no
- * backend. `half`: added to a backend id in this half of lb_live. `former`: whether lb_former_backend has entries. */
-AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half, u64 former)
+ * backend. `half`: added to a backend id in this half of the counts. `former`: whether lb_former_backend has entries. `rules`: whether
+ * a Service has rules. */
+AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half, u64 former, u64 with_rules)
 {
 	struct ct_entry e;
 	u64 backend, service;
@@ -45,8 +61,10 @@ AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half, u64 former)
 		return 0;
 	}
 	ct_entry_seen(&e, &service);
+	if (UNLIKELY(with_rules))
+		sweep_rules(service, e.value);
 	if (UNLIKELY(service_is_gone(service))) {
-		ct_entry_end(&e);
+		ct_entry_end(&e, 0);
 		return 1;
 	}
 	if (UNLIKELY(former) && sweep_former_backend(&e, service))
@@ -55,6 +73,8 @@ AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half, u64 former)
 		return 1;
 	backend = (value_backend(e.value) & CFG(path_mask)) + half;
 	__sync_fetch_and_add((u32 *)((u8 *)MAPVAL(lb_live) + backend * 4), 1);
+	if (value_is_closing(e.value))
+		__sync_fetch_and_add((u32 *)((u8 *)MAPVAL(lb_closing) + backend * 4), 1);
 	return 1;
 }
 
@@ -62,13 +82,14 @@ AI int sweep_main(lb_ctx *ctx)
 {
 	struct lb_sweep *run = (struct lb_sweep *)CTX_DATA(ctx);
 	volatile u64 *count = &run->count; /* loaded for each bucket: the verifier follows the loop once for each known count */
-	u64 tick = whole_ticks(), first, half, former, n, live = 0;
+	u64 tick = whole_ticks(), first, half, former, with_rules, n, live = 0;
 	struct ct_sweep rules = {tick & 0xffff, TIMEOUTS_EST, TIMEOUTS_OTHER, ticks_beyond_trust(tick)};
 
 	if ((u8 *)(run + 1) > CTX_END(ctx))
 		return 0;
 	first = run->first;
-	former = run->former;
+	former = run->former & 1;
+	with_rules = run->former & 2;
 	half = -(run->half & 1);
 	OPAQUE(half); /* no branch, for the same reason, and no product, whose bounds Linux 6.1 forgets */
 	half &= CFG(path_mask) + 1;
@@ -82,7 +103,7 @@ AI int sweep_main(lb_ctx *ctx)
 			break;
 		NO_UNROLL
 		for (u64 w = 0; w < FLOW_WAYS; w++) {
-			live += sweep_flow(ct_entry_at(bucket, w), &rules, half, former);
+			live += sweep_flow(ct_entry_at(bucket, w), &rules, half, former, with_rules);
 			snat_expire((first + n) * SNAT_SLOTS_PER_BUCKET + w, rules.now);
 		}
 	}

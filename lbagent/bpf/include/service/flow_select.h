@@ -5,15 +5,22 @@
  */
 #pragma once
 #include "ct_client.h"
-#include "select.h"
+#include "flow_rules.h"
+#include "left_datagrams.h"
 
-/* --new-flows syn, a constant for the verifier, which removes the code under it without the flag. A connection older than the
- * programs is left to the stack, where another proxy translates it; another backend would only reset it. */
+/* --new-flows syn, a constant for the verifier, which removes the code under it without the flag. What is older than the programs is
+ * left to the stack, where another proxy translates it; another backend would only reset a connection. A datagram does not show
+ * whether it is older: left_datagrams.h tells. Packets of such conversations from processes of this node were translated before they
+ * came here; one that was not begins a conversation. */
 #define NEW_FLOWS_SYN (CFG(flags) & CONFIG_NEW_FLOWS_SYN)
 
-AI bool flow_may_begin(const struct lb_pkt *pk)
+AI bool flow_may_begin(const struct lb_pkt *pk, const struct ct_key *flow)
 {
-	return !NEW_FLOWS_SYN || pk->proto != PROTO_TCP || is_syn(pk);
+	if (!NEW_FLOWS_SYN)
+		return true;
+	if (pk->proto == PROTO_TCP)
+		return is_syn(pk);
+	return (pk->flags & PKT_EGRESS) || !left_datagrams_alive(flow);
 }
 
 /* The tuple by which a packet's service is looked up. */
@@ -35,16 +42,18 @@ struct selection {
 
 /* Selects a backend. Where the client's address is kept, two flows of one client port must not reach one backend: another backend,
  * or SNAT. A pod that is its own backend (hairpin) is reached by SNAT, even if there are other backends; a process of the node has
- * no other source address, and gets another backend. Returns 0 or a reason. */
+ * no other source address, and gets another backend. `checked`: the only candidate, whatever its state; 0: those of the service.
+ * `first`: the first candidate, which was chosen by `rules`; 0: that of the service. Returns 0 or a reason. */
 AI u32 select_backend(const struct lb_tuple5 *t, const struct lb_service *svc, lb_key *key,
-		      const struct ct_key *flow, u64 hash, u64 now, struct selection *out)
+		      const struct ct_key *flow, u64 hash, u64 now, u64 checked, const struct lb_rules *rules, u64 first,
+		      struct selection *out)
 {
 	u64 clashing = 0;
 
 	FORGET(clashing, hash);
 	NO_UNROLL
 	for (u64 n = 0; n < SELECT_TRIES; n++) {
-		u64 id = select_candidate(t, svc, key, hash, n), meta, clash;
+		u64 id = checked ? checked : first && !n ? first : select_candidate(t, svc, key, hash, n), meta, clash;
 		lb_path *path;
 		lb_addr own;
 		u64 differs;
@@ -53,6 +62,8 @@ AI u32 select_backend(const struct lb_tuple5 *t, const struct lb_service *svc, l
 		path = path_of(id);
 		meta = PATH_META(path);
 		if (!id || !META_IS(meta, PATH_LIVE))
+			continue;
+		if (rules && n && backend_is_full(rules, id))
 			continue;
 		path_addr(path, &own);
 		differs = addr_differs(&own, &t->client);

@@ -106,6 +106,8 @@ AI u64 select_candidate(const struct lb_tuple5 *t, const struct lb_service *svc,
 
 	if (!n) {
 		id = affinity_lookup(t, svc);
+		if (svc->flags & SVC_AFFINITY)
+			TRACE(AFFINITY, id, 0);
 		if (id)
 			return id;
 		if (SVC_ALGORITHM(svc) == ALGORITHM_MAGLEV) {

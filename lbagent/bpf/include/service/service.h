@@ -37,7 +37,9 @@ typedef struct {
 #define SCOPE_INTERNAL 1
 
 #define ALGORITHM_MAGLEV 2
-#define SVC_ALGORITHM(svc) ((svc)->target >> 24)
+#define ALGORITHM_LEAST_CONN 3
+#define SVC_ALGORITHM(svc) ((svc)->target >> TARGET_ALGORITHM_SHIFT & (TARGET_RULES - 1))
+#define SVC_RULES(svc) ((svc)->target >> TARGET_ALGORITHM_SHIFT & TARGET_RULES) /* new flows: flow_rules.h */
 #define SVC_AFFINITY_S(svc) ((svc)->target & 0xffffff)
 
 /* Writes `value` to the bits of `mask`, from byte `at` on. */

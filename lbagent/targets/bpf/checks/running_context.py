@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from lbagent.model.state import State
     from lbagent.net.snapshot import NodeNetwork
     from lbagent.targets.bpf.device_keeper import DeviceKeeper
+    from lbagent.targets.bpf.handshake_watch import HandshakeWatch
     from lbagent.targets.bpf.lock import AgentLock
     from lbagent.targets.bpf.network_follower import NetworkFollower
-    from lbagent.targets.data_plane import Usage
+    from lbagent.targets.data_plane import SelfTestResult, Usage
 
 
 class PinnedParts(Protocol):
@@ -46,10 +47,15 @@ class CheckedPlane(PinnedParts, Protocol):
     follower: NetworkFollower
     extra_snat: ExtraSnatSources
     sweeper: Sweeper | None
+    handshake_watch: HandshakeWatch
 
     @property
     def state(self) -> State:
         """The State in the maps."""
+
+    @property
+    def self_test(self) -> SelfTestResult:
+        """What the last self-test found."""
 
     def usage(self) -> dict[str, Usage]:
         """Return (entries in use, most entries) of each map that is counted."""
@@ -125,11 +131,11 @@ class RunningContext:
     def short_backends(self) -> Iterable[ShortBackend]:
         """Return the backends that are short of SNAT ports, by the last sweep."""
         plane = self.plane
-        if not plane.sweeper or not plane.sweeper.live:
+        if not plane.sweeper or not plane.sweeper.held:
             return ()
         (first, last), has = self.config.snat_port_range, self.network.has
 
         def sources(backend: Backend) -> tuple[bytes, ...]:
             return (plane.follower.path(backend).snat, *filter(has, plane.extra_snat_addresses(backend)))
 
-        return short_in_state(plane.state, plane.sweeper.live, last - first + 1, sources)
+        return short_in_state(plane.state, plane.sweeper.held, last - first + 1, sources)

@@ -1,0 +1,1 @@
+"""nftables as the data plane, compared with the real kube-proxy in nftables mode."""
