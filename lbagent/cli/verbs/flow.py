@@ -313,6 +313,8 @@ def delete(
     A flow is deleted only if it is as it was read: one that takes its place stays. Flows of the socket programs stay: they are
     connections of the kernel.
 
+    Flows that begin while the command runs may stay.
+
     -o json: `{"deleted": N}`. Exit code 1: some of the flows changed each time they were to be deleted, and stay.
     """
     if wanted.is_empty and not all_flows:
@@ -335,6 +337,7 @@ def _delete(
 ) -> tuple[int, int]:
     """Return how many flows were deleted, and how many changed each time. Raises as FlowDeleter.of_pins."""
     from lbagent.bpf.run.flow_delete import FlowDeleter
+    from lbagent.maps.flow_reader import flow_key
     from lbagent.maps.kernel_maps import KernelMaps
 
     deleted = left = 0
@@ -349,13 +352,18 @@ def _delete(
         FlowDeleter.of_pins(writable, maps.settings_record(), reset=reset, idle_over=idle_over) as deleter,
     ):
         for family in wanted.families:
+            room = None if limit is None else limit - deleted
+            chosen = _chosen(maps, texts, wanted, family, room, reset=reset)
+            done = deleter.delete(family, chosen)
+            deleted += done
+            asked = {flow_key(family, raw) for raw in chosen} if done < len(chosen) else set()
             for _ in range(PASSES):
-                room = None if limit is None else limit - deleted
-                chosen = _chosen(maps, texts, wanted, family, room, reset=reset)
-                done = deleter.delete(family, chosen)
-                deleted += done
                 if done == len(chosen):
                     break
+                found = _chosen(maps, texts, wanted, family, None, reset=reset)
+                chosen = [raw for raw in found if flow_key(family, raw) in asked]  # not what began since
+                done = deleter.delete(family, chosen)
+                deleted += done
             left += len(chosen) - done
     return deleted, left
 
