@@ -52,8 +52,7 @@ class Box:
 
     def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run any lbagent command in the box, to its end."""
-        argv = self.node.command([*program(), *words])
-        return subprocess.run(argv, capture_output=True, text=True, timeout=60, env={**os.environ, **env})
+        return self.node.run([*program(), *words], env={**os.environ, **env})
 
     def failed_start(self, *arguments: str, device: str = "eth0", **env: str) -> subprocess.CompletedProcess[str]:
         """Run an agent that is expected to end by itself."""

@@ -121,9 +121,7 @@ class Agent:
     def cli(self, *words: str, check: bool = True, space: Namespace | None = None) -> subprocess.CompletedProcess[str]:
         """Run a command of the command line against this agent (and its pins), in the node's namespace or another one."""
         argv, env = self._command(words)
-        done = subprocess.run(
-            (space or self.lab.node).command(argv), capture_output=True, text=True, env=env, check=False
-        )
+        done = (space or self.lab.node).run(argv, env=env)
         if check and done.returncode:
             raise LabError(
                 f"lbagent {' '.join(words)}: exit {done.returncode}: {done.stderr or done.stdout}\n{self.tail()}"

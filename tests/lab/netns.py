@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.lab import prepared
+
 T = TypeVar("T")
 RUN = Path("/run/netns")
 FOLDER = "lbagent-lab-"  # under the temporary directory, the pid follows
@@ -134,8 +136,19 @@ class Namespace:
         return ["setpriv", "--pdeathsig", "KILL", "nsenter", f"--net={self.path}", "--", *argv]
 
     def popen(self, argv: Sequence[str], **kwargs: Any) -> subprocess.Popen[str]:
-        """Start a program in this namespace, in its own process group: a terminal's Ctrl-C does not end it."""
+        """Start a program in this namespace, in its own process group: a terminal's Ctrl-C does not end it.
+
+        Programs that are prepared begin at once (prepared.py).
+        """
+        if module := prepared.module_of(argv, kwargs.get("env")):
+            return prepared.PreparedPopen(module, argv, self.path, **kwargs)
         return subprocess.Popen(self.command(argv), text=True, process_group=0, **kwargs)
+
+    def run(self, argv: Sequence[str], **kwargs: Any) -> subprocess.CompletedProcess[str]:
+        """Run a program in this namespace to its end; its streams are text."""
+        process = self.popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs)
+        out, err = process.communicate()
+        return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
     def pids(self) -> list[int]:
         """Return the processes in this namespace."""
