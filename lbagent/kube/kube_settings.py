@@ -12,6 +12,7 @@ from lbagent.errors import ConfigError
 from lbagent.kernel.regular_file import read_regular
 from lbagent.value_errors import wrong_type
 
+MANIFESTS_NAMESPACE = "kube-system"  # of the agents in deploy/kubernetes
 TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a folder
 SERVER_VARIABLES = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
 
@@ -204,3 +205,12 @@ def check_in_cluster() -> None:
             raise ConfigError(f"--in-cluster: {path}: {error.strerror}; is a service account token mounted?") from None
         if is_empty:
             raise ConfigError(f"--in-cluster: {path} is empty")
+
+
+def own_namespace() -> str:
+    """Return the namespace of this Pod, that of the manifests outside of a Pod."""
+    try:
+        with open(os.path.join(TOKEN_FOLDER, "namespace"), encoding="ascii") as stream:
+            return stream.read(253).strip() or MANIFESTS_NAMESPACE
+    except (OSError, UnicodeDecodeError):
+        return MANIFESTS_NAMESPACE

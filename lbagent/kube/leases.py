@@ -14,7 +14,7 @@ from lbagent.kube.kube_client import ApiError, KubeClient
 from lbagent.kube.object_cache import CachedObject, ObjectCache, ObjectMeta, UnreadableAnswer
 
 API = "coordination.k8s.io/v1"
-NAMESPACE = "kube-system"  # of the agents' Leases
+NAMESPACE = "kube-system"  # of the Leases of announced addresses, whatever the namespace of the agents is
 LABEL = "lbagent.io/lease"  # of our Leases: node, vip or live
 RELEASED_S = 1  # duration of a released Lease
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import logging
-import os
 import secrets
 from http import HTTPStatus
 
@@ -18,8 +17,7 @@ from msgspec import Struct
 from lbagent.decoding_errors import DECODING_ERRORS
 from lbagent.errors import LbError
 from lbagent.kube.kube_client import ApiError, KubeClient
-from lbagent.kube.kube_settings import TOKEN_FOLDER
-from lbagent.kube.leases import NAMESPACE
+from lbagent.kube.kube_settings import own_namespace
 
 log = logging.getLogger(__name__)
 SECRET, ITEM = "lbagent-liveness", "key"
@@ -38,7 +36,7 @@ class _Secret(Struct):
 
 async def fill_key_secret(client: KubeClient) -> bool:
     """Write a key if the Secret is there without one; return whether it has one now. Raises LbError if the server is away."""
-    path = f"/api/v1/namespaces/{_own_namespace()}/secrets/{SECRET}"
+    path = f"/api/v1/namespaces/{own_namespace()}/secrets/{SECRET}"
     try:
         async with client.get(path, {}, silence_s=SILENCE_S) as answer:
             found = msgspec.json.decode(await answer.read(), type=_Secret)
@@ -59,12 +57,3 @@ async def fill_key_secret(client: KubeClient) -> bool:
         raise LbError(f"the Secret {SECRET} cannot be read: {error}") from None
     log.info("the key of the echo was made", extra={"secret": SECRET})
     return True
-
-
-def _own_namespace() -> str:
-    """Return the namespace of this Pod, that of the manifests outside of a Pod."""
-    try:
-        with open(os.path.join(TOKEN_FOLDER, "namespace"), encoding="ascii") as stream:
-            return stream.read(253).strip() or NAMESPACE
-    except (OSError, UnicodeDecodeError):
-        return NAMESPACE

@@ -21,8 +21,8 @@ from msgspec import Struct
 from lbagent.decoding_errors import DECODING_ERRORS
 from lbagent.errors import LbError
 from lbagent.kube.kube_client import ApiError, KubeClient
-from lbagent.kube.kube_settings import KubeTiming
-from lbagent.kube.leases import LABEL, NAMESPACE, Leases, LeaseSpec
+from lbagent.kube.kube_settings import KubeTiming, own_namespace
+from lbagent.kube.leases import LABEL, Leases, LeaseSpec
 from lbagent.kube.object_cache import CachedObject, Draft, ObjectCache, ObjectMeta, metadata_of
 from lbagent.kube.reflector import Reflector
 from lbagent.kube.resources import NODES, Resource
@@ -89,7 +89,7 @@ class LiveLeases:
 
     def __init__(self, client: KubeClient, node: str, *, timing: KubeTiming | None = None) -> None:
         self._client, self._node = client, node
-        self._leases = Leases(client, NAMESPACE)
+        self._leases = Leases(client, own_namespace())
         resource = Resource("Lease", self._leases.path, "leases.coordination.k8s.io", label_selector=f"{LABEL}={LIVE}")
         self._cache = LiveCache(resource)
         self._reflector = Reflector(

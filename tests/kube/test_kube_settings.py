@@ -161,3 +161,13 @@ def test_in_cluster(tmp_path, monkeypatch) -> None:
     (tmp_path / "token").write_text("t")
     (tmp_path / "ca.crt").write_text("c")
     check("")
+
+
+def test_the_namespace_of_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kubelet writes; outside of a Pod that of the manifests."""
+    monkeypatch.setattr(kube_settings, "TOKEN_FOLDER", str(tmp_path))
+    assert kube_settings.own_namespace() == "kube-system"
+    (tmp_path / "namespace").write_text("lb\n")
+    assert kube_settings.own_namespace() == "lb"
+    (tmp_path / "namespace").write_bytes(b"\xff")
+    assert kube_settings.own_namespace() == "kube-system"
