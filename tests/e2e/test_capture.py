@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import socket
 import stat
@@ -23,6 +22,7 @@ from tests.e2e.cluster import VIP4, VIP6, WEB, Cluster
 from tests.e2e.test_flows import ADDRESS, shown
 from tests.e2e.test_monitor import CLOSED, connect
 from tests.e2e.test_record import addresses, packets
+from tests.lab.debian_packages import TCPDUMP, unpacked
 from tests.lab.netns import run, wait_for
 from tests.lab.traffic import Talkers
 
@@ -208,13 +208,17 @@ def test_one_port_of_a_client(served: Cluster, tmp_path: Path) -> None:
     assert {packet[TCP].sport for packet, _ in arrived(path.read_bytes())} == {43999}
 
 
-@pytest.mark.skipif(shutil.which("tcpdump") is None, reason="tcpdump is not installed")
 def test_tcpdump_reads_the_stream_while_it_runs(served: Cluster) -> None:
     capture = served.agent.popen(
         "capture", "-w", "-", "--frontend", VIP4, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
+    found = unpacked("tcpdump", TCPDUMP)
     dump = subprocess.Popen(
-        ["tcpdump", "-lnr", "-"], stdin=capture.stdout, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [found.program("tcpdump"), "-lnr", "-", "-Z", "root"],  # unpacked packages make no user
+        stdin=capture.stdout,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=found.environment(),
     )
     assert capture.stdout is not None
     assert dump.stdout is not None

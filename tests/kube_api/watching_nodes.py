@@ -152,4 +152,9 @@ class ClusterOfNodes:
 
     def until_dead(self, host: Host, dead: Host, until: float) -> None:
         """Return when a node's agent reports another one as dead; at a time of CLOCK_MONOTONIC at the latest."""
-        wait_for(lambda: self.dead(host).get(dead.name), f"{dead.name} to be dead", max(0.1, until - time.monotonic()), exact=True)
+        wait_for(
+            lambda: self.dead(host).get(dead.name),
+            f"{dead.name} to be dead",
+            max(0.1, until - time.monotonic()),
+            exact=True,
+        )

@@ -15,7 +15,6 @@ import importlib
 import json
 import os
 import pkgutil
-import runpy
 import select
 import signal
 import socket
@@ -44,12 +43,12 @@ def prepare() -> None:
     gc.freeze()
 
 
-def run(module: str) -> None:
+def run(program: str) -> None:
     """Run a program as its own process would."""
-    if module == COMMAND:
+    if program == COMMAND:
         importlib.import_module("lbagent.cli.main").main()
     else:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        importlib.import_module(SERVER).run()
 
 
 def become(request: dict[str, Any], streams: list[int]) -> None:
@@ -69,12 +68,12 @@ def become(request: dict[str, Any], streams: list[int]) -> None:
         os.chdir(request["cwd"])
         os.environ.clear()
         os.environ.update(request["env"])
-        sys.argv = request["argv"][2 if request["module"] == SERVER else 0 :]
+        sys.argv = request["argv"][2 if request["program"] == SERVER else 0 :]
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - stays open
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
         gc.enable()
-        run(request["module"])
+        run(request["program"])
         code = 0
     except SystemExit as end:
         code = end.code

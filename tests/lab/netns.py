@@ -140,8 +140,8 @@ class Namespace:
 
         Programs that are prepared begin at once (prepared.py).
         """
-        if module := prepared.module_of(argv, kwargs.get("env")):
-            return prepared.PreparedPopen(module, argv, self.path, **kwargs)
+        if program := prepared.program_of(argv, kwargs.get("env")):
+            return prepared.PreparedPopen(program, argv, self.path, **kwargs)
         return subprocess.Popen(self.command(argv), text=True, process_group=0, **kwargs)
 
     def run(self, argv: Sequence[str], **kwargs: Any) -> subprocess.CompletedProcess[str]:

@@ -26,7 +26,7 @@ STATUS_BYTES = 4
 PID_BYTES = 8
 
 
-def module_of(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+def program_of(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
     """Return the prepared program of a command line, "" if it is none, or if the environment has settings of the interpreter."""
     if any(name.startswith("PYTHON") for name in env or {}):
         return ""
@@ -65,9 +65,9 @@ def _forker(_pid: int) -> Forker:
 class PreparedPopen(subprocess.Popen[str]):
     """As Popen, of a prepared program with its command line, in a network namespace ("": this process's)."""
 
-    def __init__(self, module: str, argv: Sequence[str], netns: Path | str, **kwargs: Any) -> None:
+    def __init__(self, program: str, argv: Sequence[str], netns: Path | str, **kwargs: Any) -> None:
         """Start it, in its own process group. Takes stdin, stdout, stderr, env and cwd of Popen; its streams are text."""
-        self._request = {"module": module, "netns": str(netns)}
+        self._request = {"program": program, "netns": str(netns)}
         super().__init__(argv, text=True, **kwargs)
 
     def _execute_child(self, args: Sequence[str], *rest: Any) -> None:

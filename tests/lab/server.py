@@ -83,7 +83,8 @@ async def main(name: str, http: int, dns: int, addresses: tuple[str, str]) -> No
     await asyncio.Event().wait()
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Serve as the command line says."""
     parser = argparse.ArgumentParser()
     parser.add_argument("name")
     parser.add_argument("--http", type=int, default=8080)
@@ -92,3 +93,7 @@ if __name__ == "__main__":
     parser.add_argument("--ipv6", default="::")
     options = parser.parse_args()
     asyncio.run(main(options.name, options.http, options.dns, (options.ipv4, options.ipv6)))
+
+
+if __name__ == "__main__":
+    run()
