@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from lbagent.errors import LbError
 from lbagent.kube.kube_client import ApiError, KubeClient
+from lbagent.kube.object_uid import uid_of
 from lbagent.kube.resources import collection_of
 from lbagent.objects.object_event import ObjectEvent
 
@@ -45,18 +46,6 @@ class EventLimits(Struct, frozen=True):
     burst: int = BURST
     refill_s: float = REFILL_S
     waiting: int = MAX_WAITING
-
-
-class _Meta(Struct):
-    uid: str = ""
-
-
-class _Item(Struct):
-    metadata: _Meta
-
-
-class _List(Struct):
-    items: list[_Item] | None = None
 
 
 class _Counted(Struct):
@@ -200,12 +189,7 @@ class EventWriter:
 
     async def _uid(self, kind: str, namespace: str, name: str) -> str:
         path = collection_of(kind, namespace)
-        if not path:
-            return ""
-        query = {"fieldSelector": f"metadata.name={name}"}
-        async with self._client.get(path, query, silence_s=SILENCE_S) as answer:
-            found = msgspec.json.decode(await answer.read(), type=_List).items or []
-        return found[0].metadata.uid if found else ""
+        return await uid_of(self._client, path, name, silence_s=SILENCE_S) if path else ""
 
     def _body(self, event: ObjectEvent, namespace: str, name: str, uid: str, at: str) -> dict[str, Any]:
         about = {"apiVersion": "v1", "kind": event.kind, "name": name, "uid": uid}

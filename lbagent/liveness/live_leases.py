@@ -24,6 +24,7 @@ from lbagent.kube.kube_client import ApiError, KubeClient
 from lbagent.kube.kube_settings import KubeTiming, own_namespace
 from lbagent.kube.leases import LABEL, Leases, LeaseSpec
 from lbagent.kube.object_cache import CachedObject, Draft, ObjectCache, ObjectMeta, metadata_of
+from lbagent.kube.object_uid import uid_of
 from lbagent.kube.reflector import Reflector
 from lbagent.kube.resources import NODES, Resource
 from lbagent.model.address import parse_ip
@@ -37,18 +38,6 @@ SUSPECTED = "suspected.lbagent.io/"  # prefix of the annotations of observers; t
 WRITE_TIMEOUT_S = 1.0
 WRITE_RETRY_DELAY_S = 0.5
 MAX_WRITE_RETRY_DELAY_S = 10.0
-
-
-class _Meta(Struct):
-    uid: str = ""
-
-
-class _Item(Struct):
-    metadata: _Meta
-
-
-class _List(Struct):
-    items: list[_Item] | None = None
 
 
 class _LiveMeta(Struct):
@@ -234,16 +223,13 @@ class LiveLeases:
 
     async def _owner(self) -> dict[str, Any]:
         """Return the reference to this node's Node object, with which the server deletes the Lease."""
-        query = {"fieldSelector": f"metadata.name={self._node}"}
-        async with self._client.get(NODES, query, silence_s=WRITE_TIMEOUT_S) as answer:
-            body = await answer.read()
         try:
-            found = msgspec.json.decode(body, type=_List).items or []
+            uid = await uid_of(self._client, NODES, self._node, silence_s=WRITE_TIMEOUT_S)
         except DECODING_ERRORS:
-            found = []
-        if not found:
+            uid = ""
+        if not uid:
             return {}
-        reference = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": found[0].metadata.uid}
+        reference = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": uid}
         return {"ownerReferences": [reference]}
 
     async def _write_suspicion(self, node: str) -> bytes:
