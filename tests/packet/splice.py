@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from lbagent.kernel.opcodes import CALL, INSN_BYTES, LD_IMM64, PSEUDO_MAP_VALUE, decode, insn, is_jump
 
 if TYPE_CHECKING:
@@ -49,5 +51,5 @@ def with_calls_replaced(program: Program, instead: Mapping[int, bytes]) -> Progr
             offset = places[index + 1 + word.offset] - places[index] - 1
             piece = insn(word.opcode, word.dst, word.src, offset, word.imm)
         out += piece
-    moved = tuple(replace(item, index=places[item.index]) for item in program.relocations)
+    moved = tuple(structs.replace(item, index=places[item.index]) for item in program.relocations)
     return replace(program, insns=bytes(out), relocations=moved)

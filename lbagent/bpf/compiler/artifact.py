@@ -6,15 +6,16 @@ were compiled for, and hashes of the sources.
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import hashlib
-import json
 import os
 import platform
 import struct
 import tempfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from lbagent.bpf.compiler.c_source import constants, flow_constants
 from lbagent.errors import CompileError, LayoutMismatch
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 FORMAT = 4  # also the version of builder.py's steps after the compiler: a new number makes it compile again
 
 
-@dataclass(frozen=True)
-class Relocation:
+class Relocation(msgspec.Struct, frozen=True, array_like=True):
     """Instruction `index` loads map `map_name`: its pointer, or (`value`) the address of its only value."""
 
     index: int
@@ -40,7 +40,7 @@ class Relocation:
 
 @dataclass(frozen=True)
 class Program:
-    """One program, not yet tied to any map."""
+    """One program, not yet tied to any map. In the file its instructions are in base64."""
 
     name: str
     unit: str
@@ -74,32 +74,48 @@ class Artifact:
 
     def save(self, path: Path) -> None:
         """Write by rename, so that no reader sees half a file."""
-        data = {
-            "format": FORMAT, "source_hash": self.source_hash, "bcc": self.bcc, "arch": self.arch,
-            "unit_hashes": self.unit_hashes, "layouts": self.layouts,
-            "programs": [_program_to_json(item) for item in self.programs.values()],
-        }  # fmt: skip
+        data = _File(
+            FORMAT, self.source_hash, self.bcc, self.arch, self.unit_hashes, self.layouts, list(self.programs.values())
+        )
         fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
+        with os.fdopen(fd, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(data), indent=1))
             os.fchmod(fd, 0o644)
         os.replace(temporary, path)
 
 
+class _Head(msgspec.Struct):
+    format: int
+
+
+class _File(_Head):
+    """The artifact's file. Every start of an agent waits until its 2 MB are read."""
+
+    source_hash: str
+    bcc: str
+    arch: str
+    unit_hashes: dict[str, str]
+    layouts: dict[str, Any]
+    programs: list[Program]
+
+
 def load(path: Path) -> Artifact:
-    """Read an artifact. Raises CompileError if it is no artifact, LayoutMismatch if it has another layout."""
+    """Read an artifact. Raises CompileError if it is no artifact, or one of another format."""
+    data = path.read_bytes()
     try:
-        data = json.loads(path.read_bytes())
-        if data["format"] != FORMAT:
-            raise CompileError(f"{path}: format {data['format']}, this lbagent reads {FORMAT}; run `lbagent bpf build`")
-        programs = [_program_from_json(item) for item in data["programs"]]
-        found = Artifact(
-            {item.name: item for item in programs},
-            data["source_hash"], data["bcc"], data["arch"], data["unit_hashes"], data["layouts"],
-        )  # fmt: skip
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        found = msgspec.json.decode(data, type=_File)
+    except (ValueError, RecursionError) as error:
+        with contextlib.suppress(ValueError, RecursionError):
+            _require_format(path, msgspec.json.decode(data, type=_Head).format)
         raise CompileError(f"{path} is not an lbagent artifact ({error}); run `lbagent bpf build`") from error
-    return found
+    _require_format(path, found.format)
+    programs = {item.name: item for item in found.programs}
+    return Artifact(programs, found.source_hash, found.bcc, found.arch, found.unit_hashes, found.layouts)
+
+
+def _require_format(path: Path, number: int) -> None:
+    if number != FORMAT:
+        raise CompileError(f"{path}: format {number}, this lbagent reads {FORMAT}; run `lbagent bpf build`")
 
 
 def check(artifact: Artifact, path: Path | str) -> None:
@@ -152,15 +168,3 @@ def find_relocations(name: str, insns: bytes) -> tuple[Relocation, ...]:
             )
         index += 1
     return tuple(out)
-
-
-def _program_to_json(item: Program) -> dict[str, Any]:
-    return {
-        "name": item.name, "unit": item.unit, "context": item.context, "insns": base64.b64encode(item.insns).decode(),
-        "relocations": [list(asdict(entry).values()) for entry in item.relocations],
-    }  # fmt: skip
-
-
-def _program_from_json(data: dict[str, Any]) -> Program:
-    relocations = tuple(Relocation(*entry) for entry in data["relocations"])
-    return Program(data["name"], data["unit"], data["context"], base64.b64decode(data["insns"]), relocations)

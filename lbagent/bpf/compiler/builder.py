@@ -24,7 +24,7 @@ from lbagent.bpf.compiler.c_source import (
     SAMPLING_UNITS,
     UNITS,
     Unit,
-    unit_text,
+    UnitTexts,
 )
 from lbagent.bpf.compiler.compile import BCC_MISSING, bcc_version, compile_text
 from lbagent.bpf.compiler.join_entries import join_entries
@@ -108,7 +108,8 @@ _Inputs = dict[str, tuple[Unit, str, tuple[str, ...]]]  # unit, text, flags by t
 
 
 def _inputs(units: Sequence[Unit]) -> _Inputs:
-    return {unit.name: (unit, unit_text(unit), unit_flags(unit)) for unit in units if unit.path.is_file()}
+    texts = UnitTexts()
+    return {unit.name: (unit, texts.of(unit), unit_flags(unit)) for unit in units if unit.path.is_file()}
 
 
 def _hashes(inputs: _Inputs) -> dict[str, str]:

@@ -26,6 +26,7 @@ from lbagent.model.family import Family
 
 BPF_DIR = Path(__file__).resolve().parents[1]
 STUB_DIR = BPF_DIR / "stub"
+_CHECKOUT = f"{BPF_DIR.parents[1]}{os.sep}"
 INCLUDE_DIR = BPF_DIR / "include"
 # headers are included without their folder: each name exists once
 INCLUDE_DIRS = tuple(
@@ -86,12 +87,78 @@ DRY_UNITS, SAMPLING_UNITS = _packet_units(DRY_FLAG), _packet_units(SAMPLING_FLAG
 ARTIFACTS = {ARTIFACT_PATH: UNITS, DRY_ARTIFACT_PATH: DRY_UNITS, SAMPLING_ARTIFACT_PATH: SAMPLING_UNITS}
 
 
+class UnitTexts:
+    """Makes the texts of units: of those of one build each file is read once, because they include the same headers."""
+
+    def __init__(self, include_dirs: tuple[Path, ...] = INCLUDE_DIRS) -> None:
+        self._include_dirs = include_dirs
+        self._files: dict[str, _SourceFile] = {}
+        self._prelude = ""
+
+    def of(self, unit: Unit) -> str:
+        """Return the input of BCC for a unit: the prelude, the flattened file, the programs of bpf/tail_calls.py.
+
+        Raises as `flatten`.
+        """
+        family = _FAMILIES.get(unit.path.name)
+        self._prelude = self._prelude or prelude()
+        first = self._prelude + (dry_prelude() if unit.is_dry else "")
+        programs = programs_text(unit.context, family, runs=unit.has_runs) if family else ""
+        return first + self.flat(unit.path) + programs
+
+    def flat(self, path: Path) -> str:
+        """Return a file with its local includes in place, as `flatten`."""
+        out: list[str] = []
+        self._flatten(str(path.resolve()), set(), out)
+        return "\n".join(out) + "\n"
+
+    def _flatten(self, path: str, seen: set[str], out: list[str]) -> None:
+        seen.add(path)
+        file = self._files.get(path) or _SourceFile.read(path, self._include_dirs)
+        self._files[path] = file
+        out.append(f'#line 1 "{file.shown}"')
+        for lines, include, number in file.parts:
+            out += lines
+            if include in seen:
+                out.append("")
+            elif include:
+                self._flatten(include, seen, out)
+                out.append(f'#line {number + 1} "{file.shown}"')
+
+
+class _SourceFile(NamedTuple):
+    """A file, divided at its includes."""
+
+    shown: str
+    parts: list[
+        tuple[list[str], str, int]
+    ]  # lines (joined), the file included behind them ('': none) and on which line
+
+    @classmethod
+    def read(cls, path: str, include_dirs: tuple[Path, ...]) -> _SourceFile:
+        """Read it and find what it includes. Raises CompileError."""
+        shown, parts, begin = _display_name(path), [], 0
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+        for at, line in enumerate(lines):
+            if "#" not in line:
+                continue
+            if match := _INCLUDE.match(line):
+                target = _find(match.group(1), path, include_dirs, f"{shown}:{at + 1}")
+                parts.append((_joined(lines[begin:at]), target, at + 1))
+                begin = at + 1
+            elif _PRAGMA_ONCE.match(line):
+                lines[at] = ""
+        return cls(shown, [*parts, (_joined(lines[begin:]), "", 0)])
+
+
+def _joined(lines: list[str]) -> list[str]:
+    return ["\n".join(lines)] if lines else []
+
+
 def unit_text(unit: Unit, include_dirs: tuple[Path, ...] = INCLUDE_DIRS) -> str:
-    """Return the input of BCC for a unit: the prelude, the flattened file, the programs of bpf/tail_calls.py."""
-    family = _FAMILIES.get(unit.path.name)
-    first = prelude() + (dry_prelude() if unit.is_dry else "")
-    programs = programs_text(unit.context, family, runs=unit.has_runs) if family else ""
-    return first + flatten(unit.path, include_dirs) + programs
+    """Return the input of BCC for one unit. Raises as `flatten`."""
+    return UnitTexts(include_dirs).of(unit)
 
 
 _FAMILIES = {f"lb{family}.c": family for family in Family}  # the sources that have the programs of bpf/tail_calls.py
@@ -114,42 +181,21 @@ def flatten(path: Path, include_dirs: tuple[Path, ...] = INCLUDE_DIRS) -> str:
     `#include "x.h"` is searched beside the including file, then in `include_dirs`; `<...>` includes stay. Raises CompileError
     with file and line of a missing include.
     """
-    out: list[str] = []
-    _flatten(path.resolve(), include_dirs, set(), out)
-    return "\n".join(out) + "\n"
+    return UnitTexts(include_dirs).flat(path)
 
 
-def _flatten(path: Path, include_dirs: tuple[Path, ...], seen: set[Path], out: list[str]) -> None:
-    seen.add(path)
-    shown = display_name(path)
-    out.append(f'#line 1 "{shown}"')
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        match = _INCLUDE.match(line)
-        if match:
-            target = _find(match.group(1), path, include_dirs, f"{shown}:{number}")
-            if target not in seen:
-                _flatten(target, include_dirs, seen, out)
-                out.append(f'#line {number + 1} "{shown}"')
-            else:
-                out.append("")
-        else:
-            out.append("" if _PRAGMA_ONCE.match(line) else line)
-
-
-def _find(name: str, includer: Path, include_dirs: tuple[Path, ...], where: str) -> Path:
-    for folder in (includer.parent, *include_dirs):
-        found = os.path.normpath(
-            os.path.join(folder, name)
-        )  # an agent's start waits for this: pathlib takes 10 times as long
+# An agent's start waits for these two: pathlib takes ten times as long.
+def _find(name: str, includer: str, include_dirs: tuple[Path, ...], where: str) -> str:
+    for folder in (os.path.dirname(includer), *map(str, include_dirs)):
+        found = os.path.normpath(os.path.join(folder, name))
         if os.path.isfile(found):
-            return Path(found)
+            return found
     raise CompileError(f'{where}: #include "{name}": no such file beside it or in {", ".join(map(str, include_dirs))}')
 
 
-def display_name(path: Path) -> str:
+def _display_name(path: str) -> str:
     """Return the name that clang prints: relative to the checkout if the file is inside it."""
-    root = BPF_DIR.parent.parent
-    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+    return path.removeprefix(_CHECKOUT)
 
 
 # --- the prelude: C never repeats a number that Python has ---

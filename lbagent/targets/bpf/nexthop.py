@@ -56,8 +56,12 @@ class NextHopTable:
         used = set()
         with self._maps.window(MAP, 0, layout.NEXTHOPS * RECORD.size) as view:
             data = bytes(view)
+        size, empty = RECORD.size, bytes(RECORD.size)
         for index in range(1, CAPACITY + 1):
-            dmac, smac, ifindex = RECORD.unpack(data[index * RECORD.size : (index + 1) * RECORD.size])
+            packed = data[index * size : (index + 1) * size]
+            if packed == empty:  # most of them
+                continue
+            dmac, smac, ifindex = RECORD.unpack(packed)
             assert isinstance(dmac, bytes)
             assert isinstance(smac, bytes)
             assert isinstance(ifindex, int)
