@@ -26,7 +26,7 @@ from lbagent.agent.notify import keep_watchdog, notify, wait_at_start
 from lbagent.agent.parts import Parts, build_parts, capabilities
 from lbagent.agent.reload import Follower, Reloader
 from lbagent.agent.sources import build_sources, event_sinks, native_pools, reconfigure_sources
-from lbagent.announce.bgp.speaker import end_left_bird
+from lbagent.announce.bgp.left_bird import end_left_bird
 from lbagent.api.server import ApiServer, require_socket, socket_file
 from lbagent.config import Config
 from lbagent.errors import ConfigError, LbError
@@ -35,7 +35,6 @@ from lbagent.net.snapshot import NodeNetwork
 from lbagent.objects.object_event import MessageEvents
 from lbagent.objects.source import Source
 from lbagent.observe import log as logs
-from lbagent.pools.read_pools import parse_pools
 from lbagent.process_memory import keep_memory_small, tune_allocator
 from lbagent.resolve import Resolver
 from lbagent.sources.backend_health import BackendHealthSource
@@ -187,8 +186,11 @@ class Agent:
         operator, sources = build_sources(config)
         planes = data_planes(config)
         require_features(config, planes[0])
-        file = FollowedFile(config.announce)
-        pools = parse_pools(file.text, config.announce) if file.text is not None else None
+        file, pools = FollowedFile(config.announce), None
+        if file.text is not None:
+            from lbagent.pools.read_pools import parse_pools
+
+            pools = parse_pools(file.text, config.announce)
         problems: dict[str, str] = {}
         if config.shadow:
             left = await asyncio.to_thread(self._migration.left_over)

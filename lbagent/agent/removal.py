@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from lbagent.announce.bgp.speaker import end_left_bird
+from lbagent.announce.bgp.left_bird import end_left_bird
 from lbagent.config import Config
 from lbagent.errors import KernelError
 from lbagent.targets.offline_planes import removers

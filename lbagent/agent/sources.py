@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from lbagent.apilb.files.pool_files import read_pool_files
-from lbagent.apilb.instance import Instance
-from lbagent.apilb.native import pool_objects
-from lbagent.apilb.native.native_source import NativeSource
 from lbagent.config import Config
 from lbagent.errors import ConfigError
-from lbagent.kube import object_cache
-from lbagent.kube.kube_settings import KubeSettings
 from lbagent.model.message import Message
 from lbagent.objects.object_event import EventSink
-from lbagent.objects.records import OPERATOR
+from lbagent.objects.records import FOLDER, KUBE, NATIVE_POOLS, OPERATOR, SYNTHETIC
 from lbagent.objects.source import Source
-from lbagent.sources import synthetic
-from lbagent.sources.folder import manifest_files
-from lbagent.sources.folder.source import FolderSource
-from lbagent.sources.kube.source import KubeSource
 from lbagent.sources.operator import OperatorSource
+
+# A source is imported where it is built: an agent has one or two of them.
+if TYPE_CHECKING:
+    from lbagent.apilb.instance import Instance
+    from lbagent.apilb.native.native_source import NativeSource
+    from lbagent.sources.kube.source import KubeSource
 
 
 class _SourceKind(NamedTuple):
@@ -34,24 +30,35 @@ class _SourceKind(NamedTuple):
 
 
 def _folder(config: Config) -> Source:
+    from lbagent.sources.folder.source import FolderSource
+
     return FolderSource(config.manifests, last_good=os.path.join(config.state_dir, "manifests"))
 
 
 def _synthetic(config: Config) -> Source:
+    from lbagent.sources import synthetic
+
     return synthetic.SyntheticSource(*synthetic.parse_synthetic(config.synthetic))
 
 
 def _native_pools(config: Config) -> Source:
+    from lbagent.apilb.native.native_source import NativeSource
+
     return NativeSource(config.apilb, config.state_dir, _read_pools)
 
 
 def _read_pools(path: str) -> tuple[Sequence[Instance], Sequence[Message]]:
     """Read one pool file. How this process would log in to other hosts is not asked: it goes to none."""
+    from lbagent.apilb.files.pool_files import read_pool_files
+
     found = read_pool_files([path], environ={"SSH_AUTH_SOCK": path})
     return found.instances, found.warnings
 
 
 def _kube(config: Config) -> Source:
+    from lbagent.kube.kube_settings import KubeSettings
+    from lbagent.sources.kube.source import KubeSource
+
     settings = KubeSettings(
         kubeconfig=config.kubeconfig,
         node_name=config.name_of_node,
@@ -72,16 +79,16 @@ def _reconfigure_kube(source: KubeSource, config: Config) -> None:
 # In the order in which they win: of an object that two sources give, the one of the first source holds. The operator, who gives
 # no Services, comes before them all.
 _KINDS = (
-    _SourceKind(manifest_files.SOURCE, lambda config: bool(config.manifests), _folder),
+    _SourceKind(FOLDER, lambda config: bool(config.manifests), _folder),
     _SourceKind(
-        object_cache.SOURCE,
+        KUBE,
         lambda config: bool(config.kubeconfig or config.in_cluster),
         _kube,
         _reconfigure_kube,
         _kube_events,
     ),
-    _SourceKind(pool_objects.SOURCE, lambda config: bool(config.apilb), _native_pools),
-    _SourceKind(synthetic.SOURCE, lambda config: bool(config.synthetic), _synthetic),
+    _SourceKind(NATIVE_POOLS, lambda config: bool(config.apilb), _native_pools),
+    _SourceKind(SYNTHETIC, lambda config: bool(config.synthetic), _synthetic),
 )
 
 
@@ -106,7 +113,8 @@ def build_sources(config: Config) -> tuple[OperatorSource, list[Source]]:
 
 def native_pools(sources: Sequence[Source]) -> NativeSource | None:
     """Return the source of native pools, whose servers are checked and shown too."""
-    return next((source for source in sources if isinstance(source, NativeSource)), None)
+    found = next((source for source in sources if source.name == NATIVE_POOLS), None)
+    return cast("NativeSource | None", found)
 
 
 def event_sinks(sources: Sequence[Source]) -> list[EventSink]:

@@ -18,9 +18,8 @@ from lbagent.model.address import L3n4Addr, Scope, parse_ip
 from lbagent.model.exclusion import Exclusion
 from lbagent.model.message import Message
 from lbagent.model.service import CIDR
-from lbagent.objects.records import OPERATOR
+from lbagent.objects.records import FOLDER, OPERATOR
 from lbagent.resolve import InForce, Options
-from lbagent.sources.folder import manifest_files
 from lbagent.sources.folder.resolve_path import resolve_path
 from lbagent.targets.data_plane import LiveFlows
 from lbagent.targets.offline_planes import live_flows
@@ -82,7 +81,7 @@ def served_now(socket: str, bpffs: str, options: Options, given: Collection[str]
         rows,
         _totals(found),
         {row["address"] for row in backends if _keeps_state(row)},
-        others_stay=sources != {manifest_files.SOURCE},
+        others_stay=sources != {FOLDER},
     )
     node_ips = options.node_ips or _node_addresses(rows)
     options = replace(_with_settings(client, options, given), node_name=status["node"], node_ips=node_ips)

@@ -15,11 +15,10 @@ from lbagent.healthz.proxy_health import ProxyHealth, SyncProgress
 from lbagent.healthz.service_health import ServiceHealthServers
 from lbagent.http.http_server import Handler
 from lbagent.http.listeners import BIND_RETRY_DELAY_S, Listeners
-from lbagent.kube import object_cache
 from lbagent.model.address import L3n4Addr
 from lbagent.model.family import Family
 from lbagent.objects.object_event import EventSink
-from lbagent.objects.records import Node
+from lbagent.objects.records import KUBE, Node
 from lbagent.objects.source import Source
 from lbagent.sync.loop import SyncLoop
 from lbagent.sync.target_protocol import Target
@@ -51,7 +50,7 @@ class NodeServers:
         self._loop, self._plane = loop, plane
         self._node_name = config.name_of_node
         self._opens_service_ports = not config.shadow  # the proxy of the node has them
-        self._api = next((source for source in sources if source.name == object_cache.SOURCE), None)
+        self._api = next((source for source in sources if source.name == KUBE), None)
         self._runners = [runner for runner in loop.runners if runner.target in targets]
         self.health = ProxyHealth(self._progress, self._is_eligible, why_not_ready)
         self.services = ServiceHealthServers(

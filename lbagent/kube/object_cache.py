@@ -19,10 +19,9 @@ from lbagent.kube.resources import Resource
 from lbagent.model.message import Message
 from lbagent.objects.decode.decode_object import decode_json
 from lbagent.objects.decode.report import seconds
-from lbagent.objects.records import EndpointSlice, KubeObject, LastGoodObject, ObjectChange, Origin, Pod
+from lbagent.objects.records import KUBE, EndpointSlice, KubeObject, LastGoodObject, ObjectChange, Origin, Pod
 
-SOURCE = "kube"  # `origin.source` of every object
-ORIGIN = Origin(source=SOURCE)
+ORIGIN = Origin(source=KUBE)
 MAX_TOMBSTONES = 10_000
 TRIGGER_TIME = "endpoints.kubernetes.io/last-change-trigger-time"  # set by the EndpointSlice controller
 

@@ -41,7 +41,8 @@ class Origin(Struct, frozen=True, gc=False, order=True):
 
 
 NOWHERE = Origin()
-OPERATOR = "operator"  # the source whose BackendStates take precedence over those of every other one
+# The names of sources: `source` of the origin of all their objects. The operator's BackendStates take precedence over all others.
+OPERATOR, FOLDER, KUBE, NATIVE_POOLS, SYNTHETIC = "operator", "folder", "kube", "apilb", "synthetic"
 
 
 class ServicePort(Struct, frozen=True, gc=False):

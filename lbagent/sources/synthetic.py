@@ -10,6 +10,7 @@ from lbagent.model.address import L4Type
 from lbagent.model.family import Family
 from lbagent.model.message import Message
 from lbagent.objects.records import (
+    SYNTHETIC,
     Endpoint,
     EndpointSlice,
     ObjectChange,
@@ -21,7 +22,6 @@ from lbagent.objects.records import (
 )
 from lbagent.objects.source import OnChange, initial_changes
 
-SOURCE = "synthetic"
 MAX_SERVICES = 60_000  # service ids have 16 bits
 MAX_BACKENDS = 1 << 20  # backend ids have 20 bits
 _VIPS = int.from_bytes(bytes((10, 96, 0, 1)), "big")
@@ -46,7 +46,7 @@ class SyntheticSource:
     `change` removes the last backend of a Service, or adds it again: a single change to measure.
     """
 
-    name = SOURCE
+    name = SYNTHETIC
     trusted = listed = True
     remembered = False
     remedy, held, distrust = "", 0, None
@@ -92,7 +92,7 @@ def _service(number: int) -> Service:
     return Service(
         "synthetic",
         f"svc-{number}",
-        Origin(order=number, source=SOURCE),
+        Origin(order=number, source=SYNTHETIC),
         families=(Family.IPV4,),
         cluster_ips=((_VIPS + number).to_bytes(4, "big"),),
         ports=(ServicePort("http", L4Type.TCP, 80),),
@@ -108,7 +108,7 @@ def _slice(number: int, count: int, spacing: int = 0) -> EndpointSlice:
         f"svc-{number}",
         f"svc-{number}",
         Family.IPV4,
-        Origin(order=number, source=SOURCE),
+        Origin(order=number, source=SYNTHETIC),
         ports,
         endpoints,
     )

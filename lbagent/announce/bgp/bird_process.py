@@ -21,6 +21,7 @@ from lbagent.errors import ConfigError, LbError
 from lbagent.kernel.private_folder import make_private
 
 log = logging.getLogger(__name__)
+FOLDER = "bird"  # below the agent's state directory
 PROGRAM, PACKAGE = "bird", "bird2"
 FURTHER_FOLDERS = "/usr/sbin:/usr/local/sbin"  # folders that a unit's PATH may lack
 MAX_SOCKET_BYTES = 107  # unix(7)

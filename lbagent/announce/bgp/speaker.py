@@ -17,7 +17,7 @@ from msgspec import Struct
 from lbagent.announce.bgp import session_faults
 from lbagent.announce.bgp.bird_config import PeerSession, bird_config, unreachable_families
 from lbagent.announce.bgp.bird_control import BirdRefused, Protocol
-from lbagent.announce.bgp.bird_process import BirdProcess
+from lbagent.announce.bgp.bird_process import FOLDER, BirdProcess
 from lbagent.announce.bgp.node_addresses import choose_router_id
 from lbagent.announce.bgp.peer_sessions import PeerSessions
 from lbagent.errors import ConfigError, LbError
@@ -28,7 +28,6 @@ from lbagent.pools.announcement import BgpSettings
 from lbagent.sync.backoff import delays
 
 log = logging.getLogger(__name__)
-FOLDER = "bird"  # below the agent's state directory
 CHECK_S = 1.0  # between two checks whether BIRD runs
 CHECKS_A_LOOK = 3  # established sessions, and password files, are read once in so many checks
 UNANSWERED = 3  # checks without an answer, then BIRD is killed and restarted
@@ -284,11 +283,3 @@ class BgpSpeaker:
             for row in rows
             if row.state != "established"
         }
-
-
-async def end_left_bird(state_dir: str) -> bool:
-    """End the BIRD that an agent with this state directory left, if there is one; return whether there was one."""
-    bird = BirdProcess(os.path.join(state_dir, FOLDER))
-    ended = await bird.end()
-    bird.forget()
-    return ended

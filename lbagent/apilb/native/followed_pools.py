@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from lbagent.apilb.files.pool_document import PoolFaults
 from lbagent.apilb.instance import Instance, Mode, OnMarkedDown
 from lbagent.apilb.native.kept_state import KeptInstance
-from lbagent.apilb.native.pool_objects import KIND, SOURCE, ServedInstance, full_name, served_instance
+from lbagent.apilb.native.pool_objects import KIND, ServedInstance, full_name, served_instance
 from lbagent.errors import ConfigError, LbError
 from lbagent.model.message import Message
-from lbagent.objects.records import Origin
+from lbagent.objects.records import NATIVE_POOLS, Origin
 
 SUFFIXES = (".yaml", ".yml", ".json")
 Read = Callable[[str], tuple[Sequence[Instance], Sequence[Message]]]  # path -> instances, warnings; raises LbError
@@ -164,7 +164,7 @@ def _pools_of(path: str, instances: Sequence[Instance]) -> tuple[tuple[ServedIns
     mine = [each for each in instances if each.mode is Mode.NATIVE and each.ssh is None]
     for order, instance in enumerate(mine):
         try:
-            pools.append(served_instance(instance, Origin(path, order, source=SOURCE)))
+            pools.append(served_instance(instance, Origin(path, order, source=NATIVE_POOLS)))
         except ValueError as error:
             messages.append(Message(str(error), "it is not served", kind=KIND, key=full_name(instance), file=path))
     if instances and not mine:

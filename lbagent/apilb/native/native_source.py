@@ -16,7 +16,6 @@ from lbagent.apilb.native.kept_state import Kept, KeptFile
 from lbagent.apilb.native.listeners_found import listener_at
 from lbagent.apilb.native.pool_objects import (
     KIND,
-    SOURCE,
     ServedInstance,
     ServerName,
     addresses_of,
@@ -29,7 +28,7 @@ from lbagent.kernel.sock_diag import ConnectedSocket
 from lbagent.model.address import L3n4Addr
 from lbagent.model.message import Message
 from lbagent.objects.message_log import MessageLog
-from lbagent.objects.records import EndpointSlice, ObjectChange, ObjectSnapshot, Service
+from lbagent.objects.records import NATIVE_POOLS, EndpointSlice, ObjectChange, ObjectSnapshot, Service
 from lbagent.objects.source import OnChange
 from lbagent.probes.checker import Health
 from lbagent.probes.health_checks import HealthChecks, Key
@@ -59,7 +58,7 @@ class PoolsReport(NamedTuple):
 class NativeSource:
     """Implements objects.source.Source. Status and metrics show `shown`."""
 
-    name = SOURCE
+    name = NATIVE_POOLS
     remedy = "restore the pool files; an empty folder means that there are no pools"
     held = 0
     remembered = False  # the state is stored before it is served

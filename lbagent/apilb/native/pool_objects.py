@@ -16,7 +16,6 @@ from lbagent.objects.records import Endpoint, EndpointSlice, Origin, Service, Se
 from lbagent.probes.probe_spec import ProbeSpec
 
 NAMESPACE = "apilb"
-SOURCE = "apilb"
 KIND = "apilb"  # of a pool, in messages
 PORT_NAME = "https"
 

@@ -10,13 +10,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lbagent.model.message import Message
-from lbagent.objects.records import FIELD_OF_KIND, KubeObject, LastGoodObject, ObjectChange, ObjectSnapshot
+from lbagent.objects.records import FIELD_OF_KIND, FOLDER, KubeObject, LastGoodObject, ObjectChange, ObjectSnapshot
 from lbagent.sources.manifest import documents
 from lbagent.sources.manifest.documents import KeptGenerations, ParsedManifest
 from lbagent.textfile.read_text import SUFFIXES, UnreadableManifest, read_text
 
 ObjectKey = tuple[str, str]  # kind, key
-SOURCE = "folder"  # `origin.source` of every object of a manifest file
 MAX_CHANGES_AT_ONCE = 1000  # objects replaced per step
 
 
@@ -86,7 +85,7 @@ class ManifestFiles:
         before = _LastGoodFile(self._files.get(path), lambda: self._recalled(path))
         digest = hash(text)
         try:
-            parsed = documents.parse(text, path, SOURCE, before.find)
+            parsed = documents.parse(text, path, FOLDER, before.find)
         except UnreadableManifest as error:
             return self._failed(path, error.message, digest)
         if parsed.is_empty and before.parsed.objects:
@@ -197,7 +196,7 @@ class ManifestFiles:
         if text is None:
             return ParsedManifest()
         try:
-            return ParsedManifest(documents.parse(text, path, SOURCE).objects)
+            return ParsedManifest(documents.parse(text, path, FOLDER).objects)
         except UnreadableManifest:
             return ParsedManifest()
 

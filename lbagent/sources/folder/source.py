@@ -16,11 +16,11 @@ from lbagent.errors import TimedOut
 from lbagent.kernel.inotify import Event
 from lbagent.model.message import Message
 from lbagent.objects.message_log import MessageLog
-from lbagent.objects.records import ObjectChange, ObjectSnapshot
+from lbagent.objects.records import FOLDER, ObjectChange, ObjectSnapshot
 from lbagent.objects.source import Missed, OnChange
 from lbagent.sources.folder.copies import ManifestCopies, Signature, signature_of
 from lbagent.sources.folder.folder_watch import FolderWatch, is_about_all_files, is_complete, is_lost
-from lbagent.sources.folder.manifest_files import SOURCE, ManifestFiles, is_manifest, manifest_names
+from lbagent.sources.folder.manifest_files import ManifestFiles, is_manifest, manifest_names
 from lbagent.textfile.read_text import UnreadableManifest, read_text
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ LOOK_S = 0.1  # between two looks whether it was read
 class FolderSource:
     """The objects of a folder of manifests."""
 
-    name = SOURCE
+    name = FOLDER
     remedy = "bring the folder back with its manifests; an empty List in a file means that there are none"
     held = 0
 

@@ -22,7 +22,7 @@ from lbagent.kube.api_failure import failure_message, not_read
 from lbagent.kube.event_writer import EventWriter
 from lbagent.kube.kube_client import KubeClient
 from lbagent.kube.kube_settings import KubeSettings
-from lbagent.kube.object_cache import SOURCE, Draft, ObjectCache, ObjectMeta
+from lbagent.kube.object_cache import Draft, ObjectCache, ObjectMeta
 from lbagent.kube.reflector import Reflector
 from lbagent.kube.resources import NODES, Resource, resources
 from lbagent.kube.server_contact import ServerContact
@@ -30,7 +30,7 @@ from lbagent.kube.server_history import ServerHistory
 from lbagent.model.message import Message
 from lbagent.objects.message_log import MessageLog
 from lbagent.objects.object_event import ObjectEvent
-from lbagent.objects.records import FIELD_OF_KIND, KubeObject, ObjectChange, ObjectSnapshot
+from lbagent.objects.records import FIELD_OF_KIND, KUBE, KubeObject, ObjectChange, ObjectSnapshot
 from lbagent.objects.source import Missed, OnChange, initial_changes
 from lbagent.sources.kube.deletion_guard import ServiceNames, needs_confirmation
 
@@ -53,7 +53,7 @@ class _NodeList(Struct):
 class KubeSource:
     """The objects of the API server."""
 
-    name = SOURCE
+    name = KUBE
 
     def __init__(self, settings: KubeSettings) -> None:
         """Raises ConfigError if the kubeconfig, or the service account of a Pod, is missing."""
