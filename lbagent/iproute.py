@@ -1,13 +1,52 @@
 """The only module that uses the package `pyroute2`, of which it needs the sockets for routes and links.
 
-Its own code imports all the others (NDB, IPVS, nftables, WireGuard): 5 MiB and 0.03 s.
+Its own code imports all the others (NDB, IPVS, nftables, WireGuard): 5 MiB and 0.03 s. Those sockets import a test library, the
+kinds of traffic control one by one, and what runs processes in other namespaces: 3 MiB and a third of their time.
 """
 
-from lbagent.partial_imports import put_in_place
+import os
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+from lbagent.partial_imports import imported_late, put_in_place, stand_ins
+
+
+class _Mock:
+    """Stands for unittest.mock.Mock, which is the queue of one kind of socket: it takes everything and does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+def _in_child(name: str) -> Any:
+    """Return a function that is one of the package `multiprocessing`, and imports it when it is called."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        import multiprocessing
+
+        return getattr(multiprocessing, name)(*arguments, **options)
+
+    return call
+
+
+def _unused() -> dict[str, Any]:
+    """Return stand-ins for what these sockets import and this process most probably does not use."""
+    traffic_control = "pyroute2.netlink.rtnl.tcmsg"
+    folders = getattr(find_spec(traffic_control), "submodule_search_locations", None) or []
+    kinds = [name.partition(".")[0] for folder in folders for name in os.listdir(folder)]
+    names = [f"{traffic_control}.{kind}" for kind in kinds if kind.startswith(("cls_", "sched_"))]
+    return {
+        "multiprocessing": {name: _in_child(name) for name in ("Pipe", "Process", "Queue")},
+        "pyroute2.iproute.ipmock": {"IPEngine": None},  # a kernel for tests of pyroute2
+        "unittest": {"mock": SimpleNamespace(Mock=_Mock)},
+        **{name: imported_late(name) for name in names},
+    }
+
 
 put_in_place("pyroute2")
-
-from pyroute2.iproute.linux import AsyncIPRoute, IPRoute  # noqa: E402 - the package must be in place before
-from pyroute2.netlink.exceptions import NetlinkError  # noqa: E402
+with stand_ins(_unused()):
+    from pyroute2.iproute.linux import AsyncIPRoute, IPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
 
 __all__ = ["AsyncIPRoute", "IPRoute", "NetlinkError"]

@@ -35,12 +35,27 @@ def stand_ins(modules: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
         if name not in sys.modules:
             module = sys.modules[name] = ModuleType(name)
             module.__dict__.update(attributes)
-            placed.append(name)
+            placed.append(module)
     try:
         yield
     finally:
-        for name in placed:
-            del sys.modules[name]
+        for module in placed:
+            if sys.modules.get(module.__name__) is module:
+                del sys.modules[module.__name__]
+
+
+def imported_late(name: str) -> Mapping[str, object]:
+    """Return the attributes of a stand-in that finds all of them in the module itself, which it imports at the first access.
+
+    For modules that few processes use. Not for `from NAME import ...`, which is an access.
+    """
+    return {"__getattr__": partial(_attribute, name)}
+
+
+def _attribute(module: str, name: str) -> Any:
+    if name.startswith("__"):  # the import system reads these
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(module), name)
 
 
 def _submodule(package: str, name: str) -> Any:

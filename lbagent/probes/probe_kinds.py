@@ -1,20 +1,20 @@
-"""The probe of each kind. A new kind is a word of ProbeKind, its probe, and a line here."""
+"""The probe of each kind. A new kind is a word of ProbeKind, its probe, and a function here, which imports it at its first use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from lbagent.model.address import L3n4Addr
 from lbagent.probes.check_time import LoopClock
 from lbagent.probes.destination import Destination, MarkOf, Through, unmarked
-from lbagent.probes.grpc_probe import GrpcProbe
-from lbagent.probes.http_probe import HttpProbe
-from lbagent.probes.https_probe import Contexts, HttpsProbe
 from lbagent.probes.pending_connects import PendingConnects
 from lbagent.probes.probe_protocol import Probe
 from lbagent.probes.probe_spec import ProbeKind, ProbeSpec
-from lbagent.probes.tcp_probe import TcpProbe
-from lbagent.probes.udp_probe import UdpProbe
+
+if TYPE_CHECKING:
+    from lbagent.probes.https_probe import Contexts
 
 
 class SharedParts:
@@ -28,8 +28,14 @@ class SharedParts:
         """
         self._mark_of, self.keeps_connections = mark_of, keeps_connections
         self.clock = LoopClock()
-        self.contexts = Contexts()
         self.connects = PendingConnects(self.clock)
+
+    @cached_property
+    def contexts(self) -> Contexts:
+        """The TLS settings."""
+        from lbagent.probes.https_probe import Contexts
+
+        return Contexts()
 
     def destination(self, server: L3n4Addr, spec: ProbeSpec) -> Destination:
         """Return where the probes of a server go."""
@@ -41,15 +47,39 @@ class SharedParts:
         self.clock.close()
 
 
+def _tcp(server: Destination, spec: ProbeSpec, shared: SharedParts) -> Probe:
+    from lbagent.probes.tcp_probe import TcpProbe
+
+    return TcpProbe(server, spec, shared.connects)
+
+
+def _http(server: Destination, spec: ProbeSpec, shared: SharedParts) -> Probe:
+    from lbagent.probes.http_probe import HttpProbe
+
+    return HttpProbe(server, spec, shared.clock, keeps=shared.keeps_connections)
+
+
+def _https(server: Destination, spec: ProbeSpec, shared: SharedParts) -> Probe:
+    from lbagent.probes.https_probe import HttpsProbe
+
+    return HttpsProbe(server, spec, shared.contexts, shared.clock, keeps=shared.keeps_connections)
+
+
+def _udp(server: Destination, spec: ProbeSpec, shared: SharedParts) -> Probe:
+    from lbagent.probes.udp_probe import UdpProbe
+
+    return UdpProbe(server, spec, shared.clock)
+
+
+def _grpc(server: Destination, spec: ProbeSpec, shared: SharedParts) -> Probe:
+    from lbagent.probes.grpc_probe import GrpcProbe
+
+    return GrpcProbe(server, spec, shared.clock)
+
+
 PROBES: dict[ProbeKind, Callable[[Destination, ProbeSpec, SharedParts], Probe]] = {
-    ProbeKind.TCP: lambda server, spec, shared: TcpProbe(server, spec, shared.connects),
-    ProbeKind.HTTP: lambda server, spec, shared: HttpProbe(server, spec, shared.clock, keeps=shared.keeps_connections),
-    ProbeKind.HTTPS: lambda server, spec, shared: HttpsProbe(
-        server, spec, shared.contexts, shared.clock, keeps=shared.keeps_connections
-    ),
-    ProbeKind.UDP: lambda server, spec, shared: UdpProbe(server, spec, shared.clock),
-    ProbeKind.GRPC: lambda server, spec, shared: GrpcProbe(server, spec, shared.clock),
-}
+    ProbeKind.TCP: _tcp, ProbeKind.HTTP: _http, ProbeKind.HTTPS: _https, ProbeKind.UDP: _udp, ProbeKind.GRPC: _grpc,
+}  # fmt: skip
 
 
 def make_probe(server: L3n4Addr, spec: ProbeSpec, shared: SharedParts) -> Probe:

@@ -19,7 +19,6 @@ from lbagent.bpf.run.size_change import MOVED, MOVING, STAGE, ResizeOutcome, Siz
 from lbagent.errors import ConfigError, LbError, NotFound
 from lbagent.kernel import jiffies
 from lbagent.maps import pins
-from lbagent.maps.consistency import live_paths
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.maps.layout import PATH
 from lbagent.maps.lbmaps import SIZE_OPTION
@@ -134,6 +133,8 @@ def _check_backends(maps: KernelMaps, wanted: Sizes) -> None:
         highest = max((int.from_bytes(key, "little") for key, _ in maps.items(name)), default=0)
         if highest >= wanted.backends:
             raise ConfigError(f"--max-backends {wanted.backends}: backend id {highest} is in use; give a larger number")
+    from lbagent.maps.consistency import live_paths
+
     for family in Family:
         highest = max(
             (ident for ident, _ in live_paths(maps, family_map(family, "path"), PATH[family].size)), default=0

@@ -23,7 +23,6 @@ from lbagent.bpf.load import datapath, generation
 from lbagent.bpf.load.datapath import Datapath
 from lbagent.bpf.load.loader import require_kernel
 from lbagent.bpf.load.program_settings import ProgramSettings
-from lbagent.bpf.run.dead_peers import DeadPeers
 from lbagent.bpf.run.resize import finish_resize, is_unfinished, resize, resize_at_start
 from lbagent.bpf.run.size_change import ResizeOutcome, ResizeStopped
 from lbagent.bpf.run.sweep import Sweeper, trust_ages
@@ -56,7 +55,6 @@ from lbagent.targets.bpf.device_keeper import DeviceKeeper, expected_hooks, requ
 from lbagent.targets.bpf.explained_plane import ExplainedPlane
 from lbagent.targets.bpf.handshake_watch import HandshakeWatch
 from lbagent.targets.bpf.left_datagrams import LeftDatagrams
-from lbagent.targets.bpf.live_sockets import live_sockets
 from lbagent.targets.bpf.lock import AgentLock
 from lbagent.targets.bpf.network_follower import NetworkFollower
 from lbagent.targets.bpf.packet_sampling import PacketSampling
@@ -208,6 +206,8 @@ class BpfDataPlane:
         self.sweeper.on_swept = self._swept
         group.create_task(self.sweeper.run())
         if config.has_socket_programs:
+            from lbagent.bpf.run.dead_peers import DeadPeers
+
             group.create_task(DeadPeers(self.maps, target.is_former_backend).run(target.changed_from))
         group.create_task(self._self_test.run())
         group.create_task(self.handshake_watch.run())
@@ -580,7 +580,7 @@ class BpfDataPlane:
         """Let go of backends that are gone and have no flow. Raises KernelError."""
         in_use: Collection[L3n4Addr] = ()
         if self.config.has_socket_programs and len(self.target.stale):
-            found = await asyncio.to_thread(live_sockets, self.config.bpffs)
+            found = await asyncio.to_thread(_live_sockets, self.config.bpffs)
             in_use = {backend for _, backend in found or ()}
         await self.target.flows_were_counted(held, began_s, in_use)
 
@@ -590,7 +590,7 @@ class BpfDataPlane:
         if not self.config.has_socket_programs:
             self._sockets = {}
         elif time.monotonic() - self._sockets_at > FRESH_S:
-            found = await asyncio.to_thread(live_sockets, self.config.bpffs)
+            found = await asyncio.to_thread(_live_sockets, self.config.bpffs)
             by_backend: Counter[L3n4Addr] = Counter()
             for (_, backend), count in (found or Counter()).items():
                 by_backend[backend] += count
@@ -661,6 +661,12 @@ def prove_lost_ports(maps: KernelMaps) -> None:
     if lost:
         trust_ages(maps, 0)
         log.debug("flows prove their SNAT ports until the first sweep", extra={"new_maps": lost})
+
+
+def _live_sockets(bpffs: str) -> Counter[tuple[L3n4Addr, L3n4Addr]] | None:
+    from lbagent.targets.bpf.live_sockets import live_sockets
+
+    return live_sockets(bpffs)
 
 
 def _take(outcome: ResizeOutcome, maps: KernelMaps, programs: Datapath) -> None:

@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING
 from lbagent.bpf.compiler import builder
 from lbagent.bpf.hooks import AttachPointKind
 from lbagent.bpf.load import program_settings
-from lbagent.bpf.run.dry_programs import DryPrograms
 from lbagent.errors import TimedOut
 from lbagent.kernel import jiffies
 from lbagent.net.paths import PathFinder
-from lbagent.targets.bpf import bpf_settings, explainer
-from lbagent.targets.bpf.explainer import Scene
-from lbagent.targets.bpf.private_maps import PrivateMaps
+from lbagent.targets.bpf import bpf_settings
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what runs the programs is imported with the first request
     from lbagent.bpf.load.datapath import Datapath
+    from lbagent.bpf.run.dry_programs import DryPrograms
     from lbagent.maps.lbmaps import LBMaps
     from lbagent.model.state import State
     from lbagent.targets.bpf.bpf_view import PlaneParts
+    from lbagent.targets.bpf.explainer import Scene
     from lbagent.targets.explanation import ExplainRequest, Explanation
 
 
@@ -45,12 +44,18 @@ class ExplainedPlane:
             return await asyncio.to_thread(self._explain_state, request, datapath, state)
 
     def _explain(self, request: ExplainRequest, datapath: Datapath) -> list[Explanation]:
+        from lbagent.targets.bpf import explainer
+
         target = self._plane.target
         scene = self._scene(self.programs(datapath), self._plane.maps, target.current_state)
         return explainer.explain(scene, request.packets, request.device, request.hook)
 
     def _explain_state(self, request: ExplainRequest, datapath: Datapath, state: State) -> list[Explanation]:
         """Answer under another State: private maps are filled with it, for this request alone."""
+        from lbagent.bpf.run.dry_programs import DryPrograms
+        from lbagent.targets.bpf import explainer
+        from lbagent.targets.bpf.private_maps import PrivateMaps
+
         plane = self._plane
         follower = plane.follower
         settings = bpf_settings.program_settings(plane.config, plane.extra_snat, plane.reply_ports)
@@ -67,6 +72,8 @@ class ExplainedPlane:
                 programs.close()
 
     def _scene(self, programs: DryPrograms, maps: LBMaps, state: State) -> Scene:
+        from lbagent.targets.bpf.explainer import Scene
+
         plane = self._plane
         return Scene(
             programs, maps, state, plane.target.generation, plane.follower.network, self.hooks(),
@@ -77,6 +84,8 @@ class ExplainedPlane:
         """Return the dry programs of those in force; `busy` is held. Blocks for a second the first time. Raises LbError."""
         if self._loaded is not None and self._loaded[0] == datapath.key:
             return self._loaded[1]
+        from lbagent.bpf.run.dry_programs import DryPrograms
+
         self.close()
         made = DryPrograms.load(
             builder.ensure_dry_artifact(), datapath.shared_maps, datapath.config, log_dir=datapath.log_dir

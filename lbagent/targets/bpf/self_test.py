@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from lbagent.bpf.load.tail_call_check import tail_call_faults
 from lbagent.errors import LbError
-from lbagent.targets.bpf import self_test_packets
 from lbagent.targets.data_plane import SelfTestResult
 
 if TYPE_CHECKING:
@@ -85,6 +84,8 @@ class SelfTest:
         return list(self._run_packets(datapath))
 
     def _run_packets(self, datapath: Datapath) -> Iterator[str]:
+        from lbagent.targets.bpf import self_test_packets
+
         plane = self._plane
         at = self_test_packets.places(self._explained.hooks(), plane.follower.network)
         programs = self._programs(datapath) if at else None
