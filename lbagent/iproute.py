@@ -1,7 +1,7 @@
 """The only module that uses the package `pyroute2`, of which it needs the sockets for routes and links.
 
 Its own code imports all the others (NDB, IPVS, nftables, WireGuard): 5 MiB and 0.03 s. Those sockets import a test library, the
-kinds of traffic control one by one, and what runs processes in other namespaces: 3 MiB and a third of their time.
+kinds of traffic control one by one, what reads names of numbers, what runs processes elsewhere: 3 MiB and half of their time.
 """
 
 import os
@@ -11,23 +11,17 @@ from typing import Any
 
 from lbagent.partial_imports import imported_late, put_in_place, stand_ins
 
+_NAMES = "pyroute2.netlink.rt_files"  # reads names for numbers from /etc/iproute2
+_NAME_FILES = (
+    "Group", "NlProtos", "RtAddrProtos", "RtDsfield", "RtProtos", "RtRealms", "RtScopes", "RtTables", "TcCls",
+)  # fmt: skip
+
 
 class _Mock:
     """Stands for unittest.mock.Mock, which is the queue of one kind of socket: it takes everything and does nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: None
-
-
-def _in_child(name: str) -> Any:
-    """Return a function that is one of the package `multiprocessing`, and imports it when it is called."""
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        import multiprocessing
-
-        return getattr(multiprocessing, name)(*arguments, **options)
-
-    return call
 
 
 def _unused() -> dict[str, Any]:
@@ -37,8 +31,9 @@ def _unused() -> dict[str, Any]:
     kinds = [name.partition(".")[0] for folder in folders for name in os.listdir(folder)]
     names = [f"{traffic_control}.{kind}" for kind in kinds if kind.startswith(("cls_", "sched_"))]
     return {
-        "multiprocessing": {name: _in_child(name) for name in ("Pipe", "Process", "Queue")},
+        "multiprocessing": imported_late("multiprocessing", "Pipe", "Process", "Queue"),
         "pyroute2.iproute.ipmock": {"IPEngine": None},  # a kernel for tests of pyroute2
+        _NAMES: imported_late(_NAMES, *(f"{kind}File" for kind in _NAME_FILES)),
         "unittest": {"mock": SimpleNamespace(Mock=_Mock)},
         **{name: imported_late(name) for name in names},
     }

@@ -44,12 +44,16 @@ def stand_ins(modules: Mapping[str, Mapping[str, object]]) -> Iterator[None]:
                 del sys.modules[module.__name__]
 
 
-def imported_late(name: str) -> Mapping[str, object]:
+def imported_late(name: str, *called: str) -> Mapping[str, object]:
     """Return the attributes of a stand-in that finds all of them in the module itself, which it imports at the first access.
 
-    For modules that few processes use. Not for `from NAME import ...`, which is an access.
+    For modules that few processes use. `called`: names of functions and classes that are accessed early, and called late.
     """
-    return {"__getattr__": partial(_attribute, name)}
+    return {"__getattr__": partial(_attribute, name), **{each: partial(_call, name, each) for each in called}}
+
+
+def _call(module: str, name: str, *arguments: Any, **options: Any) -> Any:
+    return _attribute(module, name)(*arguments, **options)
 
 
 def _attribute(module: str, name: str) -> Any:
