@@ -7,9 +7,10 @@ hook is a line here, and a context if its programs see something else; docs/arch
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import quote, unquote
+
+from msgspec import Struct
 
 from lbagent.kernel.bpf_link import AttachType
 from lbagent.kernel.bpf_prog import ProgType
@@ -17,8 +18,7 @@ from lbagent.kernel.bpf_prog import ProgType
 _XDP_FLAGS_SKB_MODE, _XDP_FLAGS_DRV_MODE = 2, 4
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(Struct, frozen=True):
     """The context of programs of one type. Each of `sources`, with -DLB_HOOK_NAME, is a compile unit."""
 
     name: str
@@ -42,8 +42,7 @@ class AttachPointKind(StrEnum):
     CGROUP = "cgroup"
 
 
-@dataclass(frozen=True)
-class AttachPoint:
+class AttachPoint(Struct, frozen=True):
     """An attach point of programs: a network device by its name, a cgroup by its path."""
 
     kind: AttachPointKind
@@ -65,8 +64,7 @@ class AttachPoint:
         return cls(kind, unquote(name) if kind is AttachPointKind.CGROUP else name.replace(":", "."))
 
 
-@dataclass(frozen=True)
-class Hook:
+class Hook(Struct, frozen=True):
     """A hook of the kernel for a program. Hooks with one `program` and target exclude one another: the two modes of XDP."""
 
     name: str

@@ -7,13 +7,12 @@ next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from lbagent.model.family import Family
 
 
-@dataclass(frozen=True)
-class TailCall:
+class TailCall(Struct, frozen=True):
     """A program that other programs tail-call."""
 
     name: str

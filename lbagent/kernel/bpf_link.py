@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+
+from msgspec import Struct
 
 from lbagent.kernel.bpfsys import Cmd, bpf, obj_info
 
@@ -71,8 +72,7 @@ def _query(target: int, attach: AttachType, flags: int) -> list[int]:
     return list(struct.unpack_from(f"<{count}I", ids))
 
 
-@dataclass(frozen=True)
-class LinkInfo:
+class LinkInfo(Struct, frozen=True):
     """struct bpf_link_info: `target_id` is an interface index, or the id of a cgroup; 0 once the target is gone."""
 
     type: int

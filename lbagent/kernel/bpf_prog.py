@@ -6,8 +6,9 @@ import ctypes
 import os
 import struct
 import time
-from dataclasses import dataclass
 from enum import IntEnum
+
+from msgspec import Struct
 
 from lbagent.kernel.bpfsys import BPF_OBJ_NAME_LEN, Cmd, bpf, call, fd_by_id, obj_info, pointer
 
@@ -28,8 +29,7 @@ class ProgType(IntEnum):
     CGROUP_SOCK_ADDR = 18
 
 
-@dataclass(frozen=True)
-class LoadResult:
+class LoadResult(Struct, frozen=True):
     """Outcome of one BPF_PROG_LOAD: `fd` >= 0, or `errno` and the verifier's log."""
 
     fd: int
@@ -62,8 +62,7 @@ def prog_load(
     return LoadResult(result, 0, text) if result >= 0 else LoadResult(-1, -result, text)
 
 
-@dataclass(frozen=True)
-class RunOutput:
+class RunOutput(Struct, frozen=True):
     """Result of BPF_PROG_TEST_RUN; `duration_ns` is the kernel's mean of the repeats."""
 
     retval: int
@@ -98,8 +97,7 @@ def prog_test_run(
     return RunOutput(retval, data_out.raw[:size_out], ctx_out.raw[:ctx_size] if ctx_ok else b"", duration)
 
 
-@dataclass(frozen=True)
-class ProgInfo:
+class ProgInfo(Struct, frozen=True):
     """struct bpf_prog_info, the part that is used."""
 
     id: int

@@ -9,7 +9,8 @@ import errno
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from lbagent.mapped_address import unmapped
 
@@ -30,8 +31,7 @@ _SO_NETNS_COOKIE = 71  # Linux 5.14
 _GONE = (errno.ENOENT, errno.ESTALE)  # it was closed meanwhile
 
 
-@dataclass(frozen=True)
-class ConnectedSocket:
+class ConnectedSocket(Struct, frozen=True):
     """One socket. `ident` is the kernel's identifier (struct inet_diag_sockid)."""
 
     family: int

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 from functools import cache
 
+from msgspec import Struct
+
 from lbagent.kernel.cpus import possible_cpus
 from lbagent.maps.event_layout import EVENT_MAP
 from lbagent.maps.layout import (
@@ -106,8 +108,7 @@ class MapRole(Enum):
     MAGLEV = auto()  # by service id
 
 
-@dataclass(frozen=True)
-class MapSpec:
+class MapSpec(Struct, frozen=True):
     """The specification of a map. `role`: what a plan writes there; None for a map without entries that plans add and delete."""
 
     name: str

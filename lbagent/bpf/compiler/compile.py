@@ -14,10 +14,11 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from lbagent.errors import CompileError
 
@@ -34,8 +35,7 @@ _CLANG_ERROR = re.compile(r"^(\S[^:\n]*:\d+:\d+): (?:fatal )?error: (.*)$", re.M
 _LLVM_ERROR = re.compile(r"^error: (\S[^:\n]*:\d+:\d+): (.*)$", re.MULTILINE)  # code generation: stack, calls
 
 
-@dataclass(frozen=True)
-class Compiled:
+class Compiled(Struct, frozen=True):
     """The result of one unit: instructions by function name, warnings of clang."""
 
     functions: dict[str, bytes]

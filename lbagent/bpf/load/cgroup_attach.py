@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
 
 from lbagent.bpf.load.links import attach_link, pin_path
 from lbagent.errors import Conflict, KernelError, NotFound, Unsupported
@@ -30,8 +31,7 @@ _AT_COOKIE, _AT_FLAGS = LB_CONFIG.offsets()["netns_cookie"], LB_CONFIG.offsets()
 _FLAGS_BYTES = 8
 
 
-@dataclass(frozen=True)
-class CgroupAttacher:
+class CgroupAttacher(Struct, frozen=True):
     """Attaches programs to cgroups of the cgroup2 file system."""
 
     root: Path

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from lbagent.bpf.load import clsact
 from lbagent.bpf.load.devices import MAX_NATIVE_XDP_MTU
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from lbagent.iproute import IPRoute
 
 
-@dataclass(frozen=True)
-class DeviceAttacher:
+class DeviceAttacher(Struct, frozen=True):
     """Attaches programs to the devices that are `present` in this network namespace."""
 
     root: Path

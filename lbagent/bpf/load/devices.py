@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from socket import AF_INET, AF_INET6
 from typing import Any
+
+from msgspec import Struct
 
 from lbagent.errors import NotFound
 from lbagent.iproute import IPRoute
@@ -17,8 +18,7 @@ _MAIN, _UNICAST = 254, 1  # RT_TABLE_MAIN, RTN_UNICAST
 MAX_NATIVE_XDP_MTU = 3498  # bytes, of most drivers: one page less headroom and the kernel's tail
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(Struct, frozen=True):
     """The kernel's description of a device. `kind` is '' for a NIC, else veth, bridge, vlan, ..."""
 
     name: str

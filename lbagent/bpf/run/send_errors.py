@@ -12,9 +12,10 @@ import errno
 import logging
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from lbagent.bpf.run import btf
 from lbagent.kernel import bpf_map, bpf_prog
@@ -63,8 +64,7 @@ class SendErrors(NamedTuple):
         return os.strerror(self.errno) if self.errno else ""
 
 
-@dataclass(frozen=True)
-class _Tracepoint:
+class _Tracepoint(Struct, frozen=True):
     """A tracepoint and the positions of its arguments. `to`: ifindex by number; else `device` is the one that lost frames."""
 
     name: str

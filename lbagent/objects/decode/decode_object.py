@@ -7,6 +7,7 @@ raise nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from sys import intern
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -171,7 +172,7 @@ def decode_json(
     """
     try:
         try:
-            converted = _DECODERS[kind].decode(raw)
+            converted = _decoder(kind).decode(raw)
         except msgspec.ValidationError:
             mapping = msgspec.json.decode(raw)
             if isinstance(mapping, dict):
@@ -183,7 +184,9 @@ def decode_json(
     return _decode(kind, {"metadata": {"name": meta.name, "namespace": meta.namespace}}, origin, None, last, converted)
 
 
-_DECODERS = {kind: msgspec.json.Decoder(known.wire) for kind, known in _KINDS.items()}
+@cache
+def _decoder(kind: str) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(_KINDS[kind].wire)
 
 
 def _unidentified(report: Report, path: FieldPath, problem: str) -> DecodedObject:

@@ -7,6 +7,7 @@ is so similar that it must be a misspelling. Only manifest files are checked: an
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from msgspec import Struct
@@ -30,9 +31,9 @@ class MisspeltField(NamedTuple):
 def misspelt_fields(raw: dict[str, Any], shape: type[Struct]) -> list[MisspeltField]:
     """Return the fields of a parsed object of this shape (wire.py) that are misspellings of fields that lbagent reads."""
     found: list[MisspeltField] = []
-    if _has_known_fields(raw, _SHAPES[shape]):
+    if _has_known_fields(raw, _shape_of(shape)):
         return found
-    for each in _walk(raw, _SHAPES[shape], ()):
+    for each in _walk(raw, _shape_of(shape), ()):
         found.append(each)
         if len(found) == MAX_FOUND:
             break
@@ -57,7 +58,7 @@ def _has_known_fields(raw: dict[str, Any], shape: _Shape) -> bool:
     if inner is None:
         if not shape.known.issuperset(keys):
             return False
-        inner = tuple((key, _SHAPES[kind]) for key in keys if (kind := shape.inner.get(key)))
+        inner = tuple((key, _shape_of(kind)) for key in keys if (kind := shape.inner.get(key)))
         if len(shape.seen) < MAX_SEEN:
             shape.seen[keys] = inner
     for key, of in inner:
@@ -80,9 +81,9 @@ def _walk(raw: dict[str, Any], shape: _Shape, path: FieldPath) -> Iterator[Missp
     for field, kind in shape.inner.items():
         value = raw.get(field)
         if isinstance(value, dict):
-            yield from _walk(value, _SHAPES[kind], (*path, field))
+            yield from _walk(value, _shape_of(kind), (*path, field))
         elif isinstance(value, list):
-            inner = _SHAPES[kind]
+            inner = _shape_of(kind)
             for index, item in enumerate(value):
                 if isinstance(item, dict):
                     yield from _walk(item, inner, (*path, field, index))
@@ -130,17 +131,11 @@ def _inner_struct(hint: Any) -> type[Struct] | None:
     return next((found for each in get_args(hint) if (found := _inner_struct(each))), None)
 
 
-def _shapes() -> dict[type[Struct], _Shape]:
-    out = {}
-    for kind in vars(wire).values():
-        if isinstance(kind, type) and issubclass(kind, Struct) and kind is not Struct:
-            hints = get_type_hints(kind)
-            read = frozenset(hints)
-            whole = ("apiVersion", "kind") if "metadata" in read else ()
-            known = read.union(NOT_READ.get(kind, "").split(), whole)
-            inner = {field: found for field, hint in hints.items() if (found := _inner_struct(hint))}
-            out[kind] = _Shape(read, known, inner, {})
-    return out
-
-
-_SHAPES = _shapes()
+@cache
+def _shape_of(kind: type[Struct]) -> _Shape:
+    hints = get_type_hints(kind)
+    read = frozenset(hints)
+    whole = ("apiVersion", "kind") if "metadata" in read else ()
+    known = read.union(NOT_READ.get(kind, "").split(), whole)
+    inner = {field: found for field, hint in hints.items() if (found := _inner_struct(hint))}
+    return _Shape(read, known, inner, {})
