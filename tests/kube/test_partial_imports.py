@@ -77,3 +77,44 @@ def test_a_name_of_the_package_itself_is_found_by_its_own_code():
         "from pyroute2 import IPRoute, NDB; assert IPRoute is lbagent.iproute.IPRoute; print(NDB.__name__)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "NDB\n"
+
+
+def test_a_late_import_is_made_by_the_first_access(loud):
+    late = {f"{loud}.beside": partial_imports.imported_late(f"{loud}.beside", "ANSWER"), "pytest": {}}
+    partial_imports.put_in_place(loud)
+    with partial_imports.stand_ins(late):
+        stand_in = importlib.import_module(f"{loud}.beside")
+    assert f"{loud}.beside" not in sys.modules
+    with pytest.raises(TypeError, match="not callable"):
+        stand_in.ANSWER()
+    assert stand_in.__name__ == f"{loud}.beside"
+    assert sys.modules[f"{loud}.beside"].ANSWER == 42
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = stand_in.nothing
+
+
+def test_what_a_socket_for_routes_leaves_out_is_found_when_it_is_used():
+    code = (
+        "import sys, lbagent.iproute;"
+        "assert not {'multiprocessing', 'unittest', 'pyroute2.netlink.rt_files'} & set(sys.modules);"
+        "from pyroute2.netlink.rtnl.tcmsg import plugins, tcmsg; from pyroute2 import config, netlink;"
+        "assert not [name for name in sys.modules if '.tcmsg.' in name];"
+        "print(plugins['netem'].get_parameters.__name__, hex(plugins['clsact'].parent), config.MpQueue(1).empty());"
+        "import unittest.mock, multiprocessing, pyroute2.netlink.rtnl.tcmsg.cls_u32 as u32; unittest.mock.Mock();"
+        "assert plugins['u32'].options is u32.options"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("get_parameters 0xfffffff1 True\n", "")
+
+
+def test_an_agent_with_a_folder_imports_nothing_that_it_does_not_use():
+    """These were a third of the time of a start."""
+    code = (
+        "import sys, lbagent.agent.app, lbagent.targets.bpf.bpf_plane, lbagent.sources.folder.source;"
+        "print(*sorted(set(sys.modules) & {'netaddr', 'unittest', 'multiprocessing', 'lbagent.kube.kube_client',"
+        "'lbagent.sources.kube.source', 'lbagent.apilb.files.pool_files', 'lbagent.apilb.native.native_source',"
+        "'lbagent.announce.bgp.speaker', 'lbagent.pools.read_pools', 'lbagent.probes.http_probe',"
+        "'lbagent.targets.bpf.explainer', 'lbagent.bpf.run.dry_programs', 'lbagent.targets.bpf.dry_run'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"

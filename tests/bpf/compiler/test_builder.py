@@ -90,10 +90,32 @@ def test_save_and_load_keep_everything(artifact, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["copy.json"]
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"format": 99}', '{"format": 2}', "[1]"])
+@pytest.mark.parametrize("text", ["", "{}", '{"format": 99}', '{"format": 2}', "[1]", "[" * 100_000])
 def test_what_is_no_artifact_is_refused(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(CompileError, match="lbagent bpf build"):
+        artifacts.load(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_another_format_is_named(artifact, tmp_path, whole):
+    """Whatever else is in the file: a later format may have other fields."""
+    artifact.save(tmp_path / "a.json")
+    data = json.loads((tmp_path / "a.json").read_text()) if whole else {}
+    (tmp_path / "a.json").write_text(json.dumps({**data, "format": artifacts.FORMAT + 1}))
+    with pytest.raises(CompileError, match=f"format {artifacts.FORMAT + 1}, this lbagent reads {artifacts.FORMAT}"):
+        artifacts.load(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("field", ["insns", "relocations", "name"])
+def test_a_program_that_is_none_is_refused(artifact, tmp_path, field):
+    artifact.save(tmp_path / "a.json")
+    data = json.loads((tmp_path / "a.json").read_text())
+    data["programs"][0][field] = "*"
+    if field == "name":
+        del data["programs"][0][field]
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    with pytest.raises(CompileError, match="is not an lbagent artifact"):
         artifacts.load(tmp_path / "a.json")
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from lbagent.bpf.compiler import compile as compiler
-from lbagent.bpf.compiler.c_source import BASE_FLAGS, constants, flatten, flow_constants, prelude
+from lbagent.bpf.compiler.c_source import (
+    BASE_FLAGS,
+    DRY_UNITS,
+    UNITS,
+    UnitTexts,
+    constants,
+    flatten,
+    flow_constants,
+    prelude,
+    unit_text,
+)
 from lbagent.errors import CompileError
 from lbagent.maps.flow_layout import FLOW, SNAT, BitField
 from lbagent.maps.specs import MAP_NAMES
@@ -34,6 +44,20 @@ def lines_by_origin(text):
             found[name, number] = line
         number += 1
     return found
+
+
+def test_units_that_share_files_get_the_text_that_each_gets_alone():
+    texts = UnitTexts()
+    units = (*UNITS, *DRY_UNITS)
+    assert [texts.of(unit) for unit in units] == [unit_text(unit) for unit in units]
+
+
+def test_a_file_that_begins_and_ends_with_an_include(tmp_path):
+    (tmp_path / "empty.h").write_text("")
+    (tmp_path / "main.c").write_text('#include "empty.h"\n\n\tint a;\n# include "empty.h"\n')
+    lines = flatten(tmp_path / "main.c", ()).splitlines()
+    names = [str(tmp_path / name) for name in ("main.c", "empty.h")]
+    assert lines == [f'#line 1 "{names[0]}"', f'#line 1 "{names[1]}"', f'#line 2 "{names[0]}"', "", "\tint a;", ""]
 
 
 def test_a_missing_include_is_named_with_its_line(tmp_path):

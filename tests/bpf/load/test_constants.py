@@ -6,7 +6,20 @@ import struct
 
 from lbagent.bpf.compiler.artifact import Program, Relocation
 from lbagent.bpf.load.constants import jump_targets, with_constants
-from lbagent.kernel.opcodes import EXIT, JEQ_IMM, LD_IMM64, LDX_U64, NOP, PSEUDO_MAP_VALUE, insn
+from lbagent.kernel.opcodes import (
+    CALL,
+    EXIT,
+    INSN_BYTES,
+    JA,
+    JEQ_IMM,
+    LD_IMM64,
+    LDX_U64,
+    NOP,
+    PSEUDO_MAP_VALUE,
+    decode,
+    insn,
+    is_jump,
+)
 
 CONFIG = struct.pack("<4Q", 1, 0xFFFF_FFFF_8000_0001, 3, 4)
 END = insn(EXIT)
@@ -62,3 +75,12 @@ def test_a_jump_between_the_two_keeps_them() -> None:
     case = program(insns, Relocation(1, "lb_config", True))
     assert jump_targets(insns) == {3}
     assert with_constants(case, CONFIG) == case
+
+
+def test_every_jump_is_found() -> None:
+    """Each opcode once, with an own distance; compared with what decoding the instructions one by one finds."""
+    codes = [insn(opcode, opcode & 7, 3, opcode - 128, -1) for opcode in range(256) if opcode != LD_IMM64]
+    insns = b"".join(codes) + insn(LD_IMM64, 1, imm=-1) + insn(0, imm=-1) + insn(CALL, imm=JA) + END
+    words = [decode(insns, index) for index in range(len(insns) // INSN_BYTES)]
+    assert jump_targets(insns) == {at + 1 + word.offset for at, word in enumerate(words) if is_jump(word.opcode)}
+    assert len(jump_targets(insns)) > 20
