@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 from functools import cache
 
-from msgspec import Struct
-
 from lbagent.kernel.cpus import possible_cpus
 from lbagent.maps.event_layout import EVENT_MAP
 from lbagent.maps.layout import (
@@ -108,7 +106,8 @@ class MapRole(Enum):
     MAGLEV = auto()  # by service id
 
 
-class MapSpec(Struct, frozen=True):
+@dataclass(frozen=True)
+class MapSpec:
     """The specification of a map. `role`: what a plan writes there; None for a map without entries that plans add and delete."""
 
     name: str

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from msgspec import structs
 
 from lbagent.bpf.compiler import builder
 from lbagent.bpf.load import program_settings
@@ -127,7 +126,7 @@ def test_verifier_proves_that_dry_programs_write_to_no_shared_map(settings: Prog
                 if name in GENERATION_MAPS or name in OWN_MAPS:
                     continue
                 nested = spec.type is MapType.HASH_OF_MAPS
-                spec = structs.replace(spec, flags=spec.flags | F_RDONLY_PROG)
+                spec = replace(spec, flags=spec.flags | F_RDONLY_PROG)
                 fds[name] = pins.create_map(spec, fds["lb_maglev_inner"] if nested else 0)
             config = program_settings.pack_config(settings, SMALL, SEEDS, jiffies.hz(), old)
             DryPrograms.load(builder.ensure_dry_artifact(), fds, config).close()
