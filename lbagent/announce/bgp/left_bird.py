@@ -1,4 +1,4 @@
-"""Ends the BIRD of an earlier agent, where this one announces nothing. Every such agent asks at its start."""
+"""Ends the BIRD of an earlier agent, where this one announces nothing. Every such agent looks for one at its start."""
 
 from __future__ import annotations
 
