@@ -272,11 +272,13 @@ def test_nftables_is_compared_with_a_second_list(cluster: Cluster) -> None:
     assert json.loads(agent.cli("verify", "--api", "-o", "json").stdout) == []
     Path(f"{cluster.objects}.deaf").write_text("EndpointSlice")
     cluster.set(service("web", "10.96.0.10"), endpoints("web", "10.7.0.2", "10.7.0.3"))
-    done = agent.cli("verify", "--api", check=False)
-    assert (done.returncode, done.stdout) == (
-        1,
-        "nftables: box/web 10.96.0.10:80/TCP: missing: backend 10.7.0.3:8080/TCP\n",
-    )
+    missing = (1, "nftables: box/web 10.96.0.10:80/TCP: missing: backend 10.7.0.3:8080/TCP\n")
+
+    def is_found() -> bool:  # once the server has read its objects again
+        done = agent.cli("verify", "--api", check=False)
+        return (done.returncode, done.stdout) == missing
+
+    wait_for(is_found, "the difference")
     assert 'lbagent_verify_differences{renderer="nftables"} 1\n' in agent.cli("metrics").stdout
     assert agent.cli("verify", "--api", "--repair").returncode == 0
     assert "10.7.0.3" in agent.cli("backend", "list").stdout

@@ -27,7 +27,7 @@ from tests.lab.netns import setns
 from tests.lab.prepared import COMMAND, SERVER
 
 REQUEST_BYTES = 1 << 20
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 DEATH = 9
 LEFT_OUT = ("lbagent.testing",)  # pytest
 
@@ -59,6 +59,7 @@ def become(request: dict[str, Any], streams: list[int]) -> None:
         for number in (signal.SIGCHLD, signal.SIGINT):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, DEATH)
+        ctypes.CDLL(None).prctl(PR_SET_NAME, os.path.basename(request["argv"][0]).encode())
         os.setpgid(0, 0)
         for number, fd in enumerate(streams):
             os.dup2(fd, number)
