@@ -85,7 +85,7 @@ def test_a_program_without_packets_can_choose_a_backend(family: int, tmp_path: P
         "int connect_choose(struct bpf_sock_addr *ctx)\n{\n"
         "\tstruct lb_tuple5 t = {.frontend_port = ctx->user_port, .proto = PROTO_TCP, .scope = SCOPE_INTERNAL};\n"
         "\tlb_key key;\n\tstruct lb_service *svc = service_lookup(&t, &key);\n\n"
-        "\treturn svc && !service_source(&t, svc) && select_candidate(&t, svc, &key, 1, 0);\n}\n"
+        "\treturn svc && !service_source(&t, svc) && (select_preferred(&t, svc) || select_slot(&t, svc, &key, 1, 0));\n}\n"
     )
     done = compile_text(prelude() + flatten(source), BASE_FLAGS, "sock")
     assert done.functions.keys() == {"connect_choose"}

@@ -81,20 +81,14 @@ AI u64 now_ticks_in(const u8 *row)
 	return LIKELY(tick <= RD64(row)) ? tick & 0xffff : tick;
 }
 
-/* 1 if ages are not reliable at this tick of whole_ticks(), else 0. No branch: the verifier would follow the code after it twice. */
-AI u64 ticks_beyond_trust(u64 tick)
-{
-	u64 left = RD64(counters()) - tick;
-
-	OPAQUE(left);
-	return left >> 63;
-}
-
-/* The same clock off the fast path. */
+/* The same clock off the fast path. No branch: the verifier would follow the code after it twice. So it would with a sign, which it knows
+ * to be 0 or -1, as a mask of a constant; with the two highest bits it does not, and the lowest bit of the mask is set in any case. */
 AI u64 now_ticks(void)
 {
-	u64 tick = whole_ticks(), mask = 0 - ticks_beyond_trust(tick);
+	u64 tick = whole_ticks(), beyond = RD64(counters()) - tick;
 
-	OPAQUE(mask);
-	return tick & (mask | 0xffff);
+	OPAQUE(beyond);
+	beyond = (u64)((s64)beyond >> 62);
+	OPAQUE(beyond);
+	return tick & (beyond | 0xffff);
 }

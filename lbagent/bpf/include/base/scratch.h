@@ -15,6 +15,10 @@
 #define CHOICE_NEW 0
 #define CHOICE_RESELECT 1 /* the flow's backend is gone or takes no new flows: replace it if the value is still old_value */
 
+/* How a new flow of a Service with rules gets its backend. */
+#define RULES_DRAWN 1  /* by the slow path, which only has to let it in */
+#define RULES_CHOOSE 2 /* by CALL_CHOOSE */
+
 #define RECLAIM_RUNS 8 /* runs of neighbouring SNAT ports, spread over the range */
 
 struct lb_scratch {
@@ -23,8 +27,18 @@ struct lb_scratch {
 	u64 hash;        /* of the flow: selects its buckets */
 	u64 version;     /* of the primary bucket, read before the look-up that missed */
 	u64 old_value;   /* CHOICE_RESELECT: the value word to replace */
-	u32 reclaim_limit; /* with reclaim_flows: position of the last candidate in the order */
-	volatile u32 reclaim_best[RECLAIM_RUNS]; /* with reclaim_flows: the best candidate of each run */
+	union { /* the program after CALL_FLOW_CREATE needs the first part, those before it the second */
+		struct {
+			u32 reclaim_limit; /* with reclaim_flows: position of the last candidate in the order */
+			volatile u32 reclaim_best[RECLAIM_RUNS]; /* with reclaim_flows: the best candidate of each run */
+		};
+		struct {
+			u32 rules_target; /* CALL_CHOOSE: the master entry of a Service with rules */
+			u32 rules_preferred; /* the backend of the client's affinity or of the Maglev table, full or not; 0: none */
+			u16 rules_count, rules_flags, rules_from; /* its flags2 above its flags; the slot from which the next search begins */
+			u8 rules_scope, rules_scanned;             /* scope of its key; searches that were done */
+		};
+	};
 	u32 backend;     /* chosen backend id */
 	u16 service;     /* service id: reverse NAT and counters */
 	u8 backend_gen;
@@ -41,10 +55,7 @@ struct lb_scratch {
 	volatile u64 out_macs, out_rest; /* OUT_NEXTHOP, OUT_NEIGHBOR: as struct nexthop */
 	u32 answer;         /* REASON_REJECT_* or REASON_ANSWER_* */
 	u32 answer_mtu;     /* bytes, for REASON_ANSWER_TOO_BIG and CALL_FRAGMENT */
-	u32 rules_target; /* CALL_CHOOSE: the master entry of a Service with rules */
-	u16 rules_count, rules_flags, rules_from; /* its flags2 above its flags; the slot from which the next search begins */
-	u8 rules_scope, rules_scanned;             /* scope of its key; searches that were done */
-	u8 has_rules;
+	u8 has_rules;       /* RULES_*: does the flow's Service have rules? */
 	u8 event_reason;    /* CALL_EVENT: the verdict's reason, and the verdict */
 	u8 event_verdict;
 };

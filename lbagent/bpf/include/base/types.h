@@ -60,7 +60,6 @@ static u64 (*cas_call)(u64 *p, u64 old, u64 new) = (void *)CAS_CALL;
 	} while (0)
 /* 1 if bit 63 of `x` is set, else 0, as a factor: where a constant is masked, a mask would make the verifier follow two paths. */
 #define SIGN(x) ({ u64 sign_ = (u64)(x) >> 63; OPAQUE(sign_); sign_; })
-#define SIGN(x) ({ u64 sign_ = (u64)(x) >> 63; OPAQUE(sign_); sign_; })
 #ifdef LB_ARM64 /* weak memory order: an atomic whose result is used is a full barrier in BPF's memory model */
 #define MB() \
 	do { \
@@ -71,6 +70,22 @@ static u64 (*cas_call)(u64 *p, u64 old, u64 new) = (void *)CAS_CALL;
 #else /* x86 keeps stores in order and loads in order */
 #define MB() asm volatile("" ::: "memory")
 #endif
+
+/* The greater of two numbers below 2^63, and the smaller one. No branch. */
+AI u64 max64(u64 a, u64 b)
+{
+	u64 less = a - b;
+
+	OPAQUE(less);
+	less = (u64)((s64)less >> 63);
+	OPAQUE(less);
+	return a ^ ((a ^ b) & less);
+}
+
+AI u64 min64(u64 a, u64 b)
+{
+	return a ^ b ^ max64(a, b);
+}
 
 #if LB_FAMILY == 4
 typedef u32 lb_word;

@@ -14,12 +14,21 @@
 #define CT_FULL 4     /* no room anywhere */
 
 /* Score of a way as a victim: class (bit 40 free, 39 expired, 38 NEW, 37 MID), age, tie break, way. 0 = not to be taken. */
-#define SCORE_ROOM(s) (((s) >> 40 | (s) >> 39) & 1)
+#define SCORE_ROOM(s) ((((s) >> 39) + 1) >> 1) /* 1: free or expired */
 
 /* What scoring depends on: TIMEOUTS_EST and TIMEOUTS_OTHER, read once. */
 struct ct_rules {
 	u64 now, turn, est, other;
 };
+
+/* `version`: of the primary bucket. Called where ways are compared: a flow that finds a free one needs none of it. */
+AI void ct_rules_read(struct ct_rules *rules, u64 now, u64 version)
+{
+	rules->now = now;
+	rules->turn = version >> (SEEN_BUCKET_SHIFT + 1);
+	rules->est = TIMEOUTS_EST;
+	rules->other = TIMEOUTS_OTHER;
+}
 
 AI u64 ct_score(u64 *e, u64 w, const struct ct_rules *rules)
 {
@@ -52,16 +61,6 @@ AI u64 ct_score(u64 *e, u64 w, const struct ct_rules *rules)
 	return (class | (age << 8 & mask) | ((7 - w & ~mask) | (w + rules->turn & 3 & mask)) << 4 | w) & any;
 }
 
-AI u64 max64(u64 a, u64 b) /* both below 2^63 */
-{
-	u64 less = a - b;
-
-	OPAQUE(less);
-	less = (u64)((s64)less >> 63);
-	OPAQUE(less);
-	return a ^ ((a ^ b) & less);
-}
-
 struct ct_best {
 	u64 score, room;
 };
@@ -79,51 +78,59 @@ AI void ct_best_of(u64 *bucket, const struct ct_rules *rules, struct ct_best *be
 	}
 }
 
-/* The frequent case: a bucket with two free ways or more. Returns the first one's number, FLOW_WAYS if there are fewer. */
+/* The frequent case: a bucket with two free ways or more. Returns the first one's number, FLOW_WAYS if there are fewer. No branch, and no
+ * number that is masked by a sign: the verifier would follow each. */
 AI u64 ct_free_way(u64 *bucket)
 {
-	u64 ways = 0, first = FLOW_WAYS;
+	u64 used[FLOW_WAYS];
 
 #pragma unroll
-	for (u64 w = FLOW_WAYS; w > 0; w--) {
-		u64 owner = RD64(CT_WAY(bucket, w - 1)), free = (owner & ~GEN_MASK) - 1; /* neither owned nor busy */
+	for (u64 w = 0; w < FLOW_WAYS; w++) {
+		u64 owner = RD64(CT_WAY(bucket, w)), held = 0 - (owner & ~GEN_MASK);
 
-		OPAQUE(free);
-		free = (u64)((s64)(free & ~owner) >> 63);
-		ways -= free;
-		first ^= (first ^ (w - 1)) & free;
+		OPAQUE(held);
+		used[w] = (held | owner) >> 63; /* owned, or busy */
+		OPAQUE(used[w]);
 	}
-	OPAQUE(first);
-	return ways < 2 ? FLOW_WAYS : first;
+	if (used[0] + used[1] + used[2] + used[3] > FLOW_WAYS - 2)
+		return FLOW_WAYS;
+	return used[0] * (1 + used[1] * (1 + used[2]));
 }
+
+_Static_assert(FLOW_WAYS == 4, "ct_free_way() has each way");
 
 /* Frees the SNAT slot of the evicted flow. The entry still has its key; its owner word was `owner`. */
 AI void ct_evict(u64 *e, u64 owner)
 {
-	u64 value = RD64(e + E_VALUE);
+	u64 value;
 	lb_addr client;
 
-	ct_entry_client(e, &client);
 	if (!OWNER_IS_HELD(owner))
 		return;
+	value = RD64(e + E_VALUE);
+	ct_entry_client(e, &client);
 	snat_release(value, owner, &client);
 	flow_turned(SEEN_SERVICE(e + E_SEEN), value, 0);
 }
 
 /* Takes way `e` over for the flow. Returns false if another CPU took it first. */
-AI bool ct_claim(u64 *e, u64 way, const struct ct_key *key, u64 value, u64 service, const struct ct_rules *rules, struct ct_flow *f)
+AI bool ct_claim(u64 *e, u64 way, const struct ct_key *key, u64 value, u64 service, u64 now, struct ct_flow *f)
 {
 	u64 owner = RD64(e), gen = (owner + 1) & GEN_MASK;
+	struct ct_rules rules;
 
-	if (owner & ~GEN_MASK && !ct_score(e, way, rules)) /* it was refreshed, or is busy */
-		return false;
+	if (owner & ~GEN_MASK) {
+		ct_rules_read(&rules, now, f->version);
+		if (!ct_score(e, way, &rules)) /* it was refreshed, or is busy */
+			return false;
+	}
 	if (CAS(e, owner, OWNER_BUSY | gen) != owner)
 		return false;
 	ct_evict(e, owner);
 	f->value = value | gen;
 	f->value_at = e + E_VALUE;
 	f->seen_at = e + E_SEEN;
-	WR16(f->seen_at, rules->now);
+	WR16(f->seen_at, now);
 	WR16(&SEEN_SERVICE(f->seen_at), service);
 	WR16(&SEEN_NEXTHOP(f->seen_at), 0);
 	ct_entry_write_key(e, key, gen);
@@ -176,17 +183,19 @@ AI u64 ct_spill(const struct ct_key *key, const struct ct_key *reply, u64 value,
 }
 
 /* Chooses the way to take. Returns its bucket and number; NULL if every flow in both buckets must stay. */
-AI u64 *ct_victim(u64 hash, const struct ct_rules *rules, struct ct_flow *f, u64 *way)
+AI u64 *ct_victim(u64 hash, u64 now, struct ct_flow *f, u64 *way)
 {
 	struct ct_best best, other;
+	struct ct_rules rules;
 
 	f->second = false;
 	*way = ct_free_way(f->bucket);
 	if (LIKELY(*way < FLOW_WAYS))
 		return f->bucket;
-	ct_best_of(f->bucket, rules, &best);
+	ct_rules_read(&rules, now, f->version);
+	ct_best_of(f->bucket, &rules, &best);
 	if (best.room < 2) { /* nearly full: the emptier of the two */
-		ct_best_of(ct_bucket(hash >> 32), rules, &other);
+		ct_best_of(ct_bucket(hash >> 32), &rules, &other);
 		if (best.room ? other.room > best.room : other.score > best.score) {
 			best.score = other.score;
 			f->second = true;
@@ -202,18 +211,17 @@ AI u64 *ct_victim(u64 hash, const struct ct_rules *rules, struct ct_flow *f, u64
 AI u64 ct_insert(u64 hash, const struct ct_key *key, const struct ct_key *reply, u64 value, u64 service, bool syn, u64 now,
 		 struct ct_flow *f)
 {
-	struct ct_rules rules = {now, f->version >> (SEEN_BUCKET_SHIFT + 1), TIMEOUTS_EST, TIMEOUTS_OTHER};
 	u64 rc = CT_RETRY, *bucket, way;
 
 	if (f->version & CT_VERSION_LOCKED)
 		return CT_RETRY;
 	if (CAS(CT_VERSION(f->bucket), f->version, f->version + CT_VERSION_LOCKED) != f->version)
 		return CT_RETRY;
-	bucket = ct_victim(hash, &rules, f, &way);
+	bucket = ct_victim(hash, now, f, &way);
 	if (LIKELY(bucket != 0)) {
 		FORGET(way, hash);
 		RACE_POINT(ENTRY_CLAIM);
-		if (ct_claim(CT_WAY(bucket, way & (FLOW_WAYS - 1)), way & (FLOW_WAYS - 1), key, value, service, &rules, f)) {
+		if (ct_claim(CT_WAY(bucket, way & (FLOW_WAYS - 1)), way & (FLOW_WAYS - 1), key, value, service, now, f)) {
 			if (f->second)
 				WR8(&CT_STAMPS(f->bucket)[0], stamp_now(now));
 			rc = CT_OK;

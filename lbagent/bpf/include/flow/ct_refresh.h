@@ -65,6 +65,7 @@ AI u64 ct_refresh_state(const struct ct_flow *f, const struct ct_key *key, const
 			WR16(&SEEN_HANDSHAKE(f->seen_at), step.word);
 		if (step.value == value)
 			return value;
+		FORGET(step.value, value);
 		seen = CAS(f->value_at, value, step.value);
 		stored = seen == value;
 		if (stored)

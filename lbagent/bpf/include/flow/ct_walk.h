@@ -59,20 +59,26 @@ AI bool ct_entry_lost_snat(const struct ct_entry *e)
 	return snat_is_lost(e->value, e->owner, &client, SEEN_SERVICE(&seen));
 }
 
-/* The inputs of a sweep: TIMEOUTS_EST and TIMEOUTS_OTHER, the clock, and whether ages are reliable. Read once. */
+/* The inputs of a sweep: TIMEOUTS_EST and TIMEOUTS_OTHER, the clock, and the tick until which ages are reliable. Read once, except that
+ * tick: the verifier would follow the whole sweep once for each answer to its comparison. */
 struct ct_sweep {
-	u64 now, est, other, doubt;
+	u64 tick, est, other;
+	const u64 *trusted_until;
 };
 
-/* 1 if the flow has ended: it has expired, or lost its SNAT port while ages are not reliable. No branch: the verifier counts paths. */
+/* 1 if the flow has ended: it has expired, or lost its SNAT port while ages are not reliable. */
 AI u64 ct_entry_is_over(const struct ct_entry *e, const struct ct_sweep *rules)
 {
 	u64 limits = ct_timeouts(OWNER_L4(e->owner), rules->est, rules->other), state = V_STATE(e->value), over;
 
 	OPAQUE(state);
-	over = (limits >> (state << 4) & 0xffff) - (rules->now - RD16(e->at + E_SEEN) & 0xffff);
+	over = (limits >> (state << 4) & 0xffff) - (rules->tick - RD16(e->at + E_SEEN) & 0xffff);
 	OPAQUE(over);
-	return over >> 63 | (rules->doubt & ct_entry_lost_snat(e));
+	over >>= 63;
+	if (UNLIKELY((s64)(RD64(rules->trusted_until) - rules->tick) < 0))
+		over |= ct_entry_lost_snat(e);
+	FORGET(over, rules->tick);
+	return over;
 }
 
 /* Frees an entry whose flow has ended. A packet may arrive between the check and the claim, so it is checked again. */

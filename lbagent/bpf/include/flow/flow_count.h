@@ -59,9 +59,13 @@ AI void flow_closed(u64 service, u64 value)
 /* The value of an entry was `before` until now. It keeps its backend, if it has one. */
 AI void flow_turned(u64 service, u64 before, u64 after)
 {
-	u64 was = value_is_live(before), is = value_is_live(after);
+	u64 was, is;
 
-	if (LIKELY(was == is))
+	if (LIKELY(!rules_number(service))) /* before the comparison: a load instead of 30 instructions */
+		return;
+	was = value_is_live(before);
+	is = value_is_live(after);
+	if (was == is)
 		return;
 	if (is)
 		flow_opened(service, after);

@@ -74,15 +74,16 @@ AI void handshake_again(u64 number, u64 backend)
 	WR64(&h->owner, RD64(&h->owner) | HANDSHAKE_REPEATED);
 }
 
-/* The bucket of a time: number n has those up to 2^(6 + n) us. No branches: the verifier counts ways. */
+/* The bucket of a time: number n has those up to 2^(6 + n) us. Most handshakes are short: they leave the loop at once. */
 AI u64 handshake_bucket(u64 us)
 {
 	u64 n = 0;
 
-	_Pragma("clang loop unroll(full)")
-	for (u64 i = 0; i < HANDSHAKE_BOUNDS; i++)
-		n += SIGN((1ULL << (HANDSHAKE_FIRST_BOUND + i)) - us);
-	return n;
+	NO_UNROLL
+	while (n < HANDSHAKE_BOUNDS && us > 1ULL << (HANDSHAKE_FIRST_BOUND + n))
+		n++;
+	FORGET(n, us);
+	return n < HANDSHAKE_BOUNDS ? n : HANDSHAKE_BOUNDS;
 }
 
 AI void handshake_done(struct lb_tcp *r, u64 us)

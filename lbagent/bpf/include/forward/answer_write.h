@@ -31,29 +31,34 @@ struct lb_answer {
 	u32 flags;    /* of the RST */
 };
 
-/* Sum of `len` bytes at p, no more than `max` (a constant). */
-AI u64 sum_bytes(const u8 *p, const u8 *end, u64 len, const u64 max)
+#define SUM_STEP 16 /* bytes */
+
+/* Sum of the `len` bytes at offset `at` of the frame, at least 8 and no more than `max` (a constant). After the steps the packet is
+ * loaded again: the verifier follows the rest once, not once for each number of steps. */
+AI u64 sum_bytes(lb_ctx *ctx, u64 at, u64 len, const u64 max)
 {
-	u64 sum = 0, whole = len & 0x7f8;
+	u8 *p = CTX_DATA(ctx) + at, *end = CTX_END(ctx);
+	u64 sum = 0, left = len, last;
 
 	NO_UNROLL
-	for (u64 i = 0; i < max / 8; i++) {
-		if (i * 8 + 8 > len || p + i * 8 + 8 > end)
+	for (u64 i = 0; i < max / SUM_STEP; i++) {
+		if (left < SUM_STEP || p + SUM_STEP > end)
 			break;
-		sum += (u64)*(u32 *)(p + i * 8) + *(u32 *)(p + i * 8 + 4);
+		sum += (u64)*(u32 *)p + *(u32 *)(p + 4) + *(u32 *)(p + 8) + *(u32 *)(p + 12);
+		p += SUM_STEP;
+		left -= SUM_STEP;
+		OPAQUE(left); /* or the compiler counts the steps before the loop, and Linux 6.1 does not see its end */
 	}
-	p += whole;
-	if (len & 4 && p + 4 <= end) {
-		sum += *(u32 *)p;
-		p += 4;
-	}
-	if (len & 2 && p + 2 <= end) {
-		sum += *(u16 *)p;
-		p += 2;
-	}
-	if (len & 1 && p + 1 <= end)
-		sum += *p;
-	return sum;
+	FENCE(ctx);
+	p = CTX_DATA(ctx) + at + (len & 0x7f0);
+	if (len & 8 && p + 8 <= (u8 *)CTX_END(ctx))
+		sum += (u64)*(u32 *)p + *(u32 *)(p + 4);
+	FENCE(ctx);
+	p = CTX_DATA(ctx) + at + (len - 8 & 0x7ff);
+	if (p + 8 > (u8 *)CTX_END(ctx))
+		return sum;
+	last = *(u64 *)p >> 8 >> (7 - (len & 7)) * 8; /* of the last 8 bytes those that are no whole word */
+	return sum + (last & 0xffffffff) + (last >> 32);
 }
 
 /* Write the Ethernet header back with the MAC addresses swapped, VLAN tags as they were. */
@@ -141,16 +146,20 @@ AI u64 answer_write_icmp(u8 *icmp, u64 pseudo, u64 reason, u64 mtu)
  * the quoted transport header: then the error's own checksum must cover the completed one. */
 AI bool answer_icmp_csum(lb_ctx *ctx, const struct lb_pkt *pk, u64 at, u64 quoted, u64 sum)
 {
-	u64 head = (L4_OFF(pk) - L3_OFF(pk)) & L4_MASK;
-	u8 *quote = CTX_DATA(ctx) + at + ICMP_HLEN;
-	u64 transport = sum_bytes(quote + head, CTX_END(ctx), quoted - head, QUOTE_MAX);
+	u64 quote = at + ICMP_HLEN, head = (L4_OFF(pk) - L3_OFF(pk)) & L4_MASK;
 
-	sum += transport + sum_bytes(quote, CTX_END(ctx), head, L4_MASK + 1);
-	if (ctx_csum_partial(ctx, at + ICMP_CSUM)) {
-		u8 *field = CTX_DATA(ctx) + at + ICMP_HLEN + head + l4_csum_at(l4_of(pk->proto));
+	if (!HOOK_KERNEL_CSUM) {
+		sum += sum_bytes(ctx, quote, quoted, QUOTE_MAX);
+	} else {
+		u64 transport = sum_bytes(ctx, quote + head, quoted - head, QUOTE_MAX);
 
-		if (field + 2 <= CTX_END(ctx))
-			sum += (u16)~csum_fold(transport) + (u64)(u16)~*(u16 *)field;
+		sum += transport + sum_bytes(ctx, quote, head, L4_MASK + 1);
+		if (ctx_csum_partial(ctx, at + ICMP_CSUM)) {
+			u8 *field = CTX_DATA(ctx) + quote + head + l4_csum_at(l4_of(pk->proto));
+
+			if (field + 2 <= CTX_END(ctx))
+				sum += (u16)~csum_fold(transport) + (u64)(u16)~*(u16 *)field;
+		}
 	}
 	u8 *icmp = CTX_DATA(ctx) + at;
 
@@ -164,10 +173,8 @@ AI bool answer_icmp_csum(lb_ctx *ctx, const struct lb_pkt *pk, u64 at, u64 quote
 AI bool answer_icmp(lb_ctx *ctx, const struct lb_scratch *s, const struct lb_answer *a)
 {
 	const struct lb_pkt *pk = &s->pk;
-	u64 l3 = L3_OFF(pk), at = l3 + IP_HLEN, quoted = pk->l3_len;
+	u64 l3 = L3_OFF(pk), at = l3 + IP_HLEN, quoted = min64(pk->l3_len, QUOTE_MAX);
 
-	if (quoted > QUOTE_MAX)
-		quoted = QUOTE_MAX;
 	if (l3 + quoted > CTX_LEN(ctx) || L4_OFF(pk) + UDP_HLEN > l3 + quoted)
 		return false;
 	if (!ctx_resize(ctx, l3 + quoted, IP_HLEN + ICMP_HLEN))
@@ -181,8 +188,5 @@ AI bool answer_icmp(lb_ctx *ctx, const struct lb_scratch *s, const struct lb_ans
 	answer_write_l2(data, a);
 	u64 pseudo = answer_write_ip(ip, pk, ICMP_HLEN + quoted, PROTO_ICMP_FAMILY);
 	u64 sum = answer_write_icmp(icmp, pseudo, s->answer, s->answer_mtu);
-	if (HOOK_KERNEL_CSUM)
-		return answer_icmp_csum(ctx, pk, at, quoted, sum);
-	*(u16 *)(icmp + ICMP_CSUM) = (u16)~csum_fold(sum + sum_bytes(icmp + ICMP_HLEN, CTX_END(ctx), quoted, QUOTE_MAX));
-	return true;
+	return answer_icmp_csum(ctx, pk, at, quoted, sum);
 }

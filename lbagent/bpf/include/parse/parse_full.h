@@ -43,25 +43,41 @@ AI u64 parse_full_l2(lb_ctx *ctx, const u8 *data, const u8 *end)
 #define OPTION_STRICT_ROUTE 137
 #define OPTIONS_MAX 40 /* bytes, and so options */
 
+/* 1 if the options end here: at the last one, at a source route, at one that is malformed; else 0. No branch: the verifier would follow
+ * the rest of the options once for each. */
+AI u64 option_is_last(u64 kind, u64 nop, u64 size)
+{
+	u64 end = (kind - 1) >> 63, loose = ((kind ^ OPTION_LOOSE_ROUTE) - 1) >> 63, strict = ((kind ^ OPTION_STRICT_ROUTE) - 1) >> 63;
+
+	return end | loose | strict | (SIGN(size - 2) & ~nop);
+}
+
 /* Does a source route have stops left? Then the destination is not the last one (RFC 791 §3.1). `step` is in a map, so its value is
  * unknown to the verifier, which does not verify the rest once for each chain of options. */
 AI bool parse_full_source_route(const u8 *l3, const u8 *end, u64 size, volatile u16 *step)
 {
+	u64 kind = OPTION_END, has = 0, left = 0;
+
 	*step = IP_HLEN;
 	NO_UNROLL
 	for (u64 n = 0; n < OPTIONS_MAX; n++) {
-		u64 at = *step;
+		u64 at = *step, nop;
 		const u8 *option = l3 + (at & 63);
 
-		if (at + 3 > size || option + 3 > end || *option == OPTION_END)
-			return false;
-		if (*option == OPTION_LOOSE_ROUTE || *option == OPTION_STRICT_ROUTE)
-			return option[2] <= option[1];
-		if (*option != OPTION_NOP && option[1] < 2)
-			return false;
-		*step = at + (*option == OPTION_NOP ? 1 : option[1]);
+		if (at + 3 > size || option + 3 > end)
+			break;
+		kind = *option;
+		has = option[1];
+		left = option[2];
+		OPAQUE(kind);
+		OPAQUE(has);
+		nop = ((kind ^ OPTION_NOP) - 1) >> 63;
+		OPAQUE(nop);
+		if (option_is_last(kind, nop, has))
+			break;
+		*step = at + has + (1 - has) * nop;
 	}
-	return false;
+	return (kind == OPTION_LOOSE_ROUTE || kind == OPTION_STRICT_ROUTE) && left <= has;
 }
 
 /* Returns the length of the header with its options, 0 if it is malformed. */

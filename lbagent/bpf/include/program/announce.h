@@ -94,7 +94,7 @@ struct lb_solicitation {
 };
 
 /* Is it a valid neighbor solicitation (RFC 4861 §7.1.1)? Options are not parsed, but the checksum covers them. */
-AI bool solicitation_is_valid(const u8 *l3, const u8 *end, const lb_addr *sender)
+AI bool solicitation_is_valid(lb_ctx *ctx, const u8 *l3, const u8 *end, const lb_addr *sender)
 {
 	const u8 *icmp = l3 + IP_HLEN;
 	u64 len = NTOHS(*(u16 *)(l3 + IP6_PAYLOAD_LEN));
@@ -105,7 +105,7 @@ AI bool solicitation_is_valid(const u8 *l3, const u8 *end, const lb_addr *sender
 	if (*(u16 *)(icmp + ICMP_TYPE) != NEIGHBOR_SOLICITATION || len < NEIGHBOR_HLEN || len > SOLICITATION_MAX || icmp + len > end)
 		return false;
 	addr_load(&to, l3 + IP6_DADDR);
-	return csum_fold(addr_sum(sender) + addr_sum(&to) + HTONS(len) + HTONS(PROTO_ICMP6) + sum_bytes(icmp, end, len, SOLICITATION_MAX)) == 0xffff;
+	return csum_fold(addr_sum(sender) + addr_sum(&to) + HTONS(len) + HTONS(PROTO_ICMP6) + sum_bytes(ctx, ETH_HLEN + IP_HLEN, len, SOLICITATION_MAX)) == 0xffff;
 }
 
 AI bool announce_read(lb_ctx *ctx, struct lb_solicitation *s)
@@ -117,7 +117,7 @@ AI bool announce_read(lb_ctx *ctx, struct lb_solicitation *s)
 		return false;
 	addr_load(&s->sender, l3 + IP6_SADDR);
 	addr_load(&s->target, l3 + IP_HLEN + NEIGHBOR_TARGET);
-	if (addr_eq(&s->sender, &s->target) || (u8)s->sender.w[0] == 0xff || !solicitation_is_valid(l3, end, &s->sender))
+	if (addr_eq(&s->sender, &s->target) || (u8)s->sender.w[0] == 0xff || !solicitation_is_valid(ctx, l3, end, &s->sender))
 		return false;
 	vip = announce_find(CTX_IFINDEX(ctx), &s->target);
 	if (!vip)

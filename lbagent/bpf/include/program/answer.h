@@ -19,7 +19,7 @@ AI bool answerable(const struct lb_pkt *pk)
 }
 
 /* Read the values that reshaping overwrites. False: cannot or must not be answered. */
-AI bool answer_read(lb_ctx *ctx, const struct lb_pkt *pk, bool rst, struct lb_answer *a)
+AI bool answer_read(lb_ctx *ctx, const struct lb_pkt *pk, u64 rst, struct lb_answer *a)
 {
 	u8 *data = CTX_DATA(ctx), *end = CTX_END(ctx), *l4 = data + L4_OFF(pk);
 
@@ -50,6 +50,17 @@ AI bool answer_read(lb_ctx *ctx, const struct lb_pkt *pk, bool rst, struct lb_an
 	return true;
 }
 
+/* Begins the record of a refusal, before the frame becomes the answer. Returns whether there is one. */
+AI bool answer_event(lb_ctx *ctx, const struct lb_scratch *s)
+{
+	u64 *ring = event_ring();
+
+	if (!ring || !event_admitted(ring))
+		return false;
+	event_fill(ctx, &s->pk, ring, EVENT_IDS(s->backend & CFG(path_mask), s->service, 0), true);
+	return true;
+}
+
 /* The answer program: the packet becomes the answer of s->answer and goes back, or is dropped. Where XDP cannot send it back,
  * tc_after_xdp processes the packet again, and answers. */
 AI int answer_main(lb_ctx *ctx)
@@ -64,24 +75,27 @@ AI int answer_main(lb_ctx *ctx)
 	if (!out_takes_frames(CTX_IFINDEX(ctx)))
 		return verdict(ctx, REASON_PASS_NEIGHBOR, ctx_hand_over(ctx));
 	u64 length = CTX_LEN(ctx);
-	bool path = s->answer == REASON_ANSWER_TOO_BIG || s->answer == REASON_ANSWER_TTL;
-	bool rst = !path && s->pk.proto == PROTO_TCP;
-
-	u64 *ring = EVENTS ? event_ring() : 0;
+	u64 path = s->answer == REASON_ANSWER_TOO_BIG || s->answer == REASON_ANSWER_TTL, rst = !path && s->pk.proto == PROTO_TCP;
+	u64 recorded = 0, *ring;
 	u32 reason = s->answer >= REASON_DROP_NO_BACKEND ? s->answer : REASON_DROP_NO_BACKEND; /* a limit has one name */
 	int action = LB_DROP;
 
-	if (EVENTS && ring && !event_admitted(ring))
-		ring = 0;
-	if (EVENTS && ring) /* before the frame becomes the answer */
-		event_fill(ctx, &s->pk, ring, EVENT_IDS(s->backend & CFG(path_mask), s->service, 0));
-	if (answer_read(ctx, &s->pk, rst, &a) && rate_admits(path ? buckets + 1 : buckets, CFG(reject_rate)) &&
+	FORGET(path, length);
+	FORGET(rst, length);
+	if (EVENTS) {
+		recorded = answer_event(ctx, s);
+		FORGET(recorded, length);
+	}
+	if (answer_read(ctx, &s->pk, rst, &a) && rate_admits(buckets + (path & 1), CFG(reject_rate)) &&
 	    (rst ? answer_rst(ctx, &s->pk, &a) : answer_icmp(ctx, s, &a))) {
 		reason = s->answer;
 		action = ctx_send_back(ctx, s->pk.flags & PKT_EGRESS);
 	}
 	count_reason(counters(), reason, length);
-	if (EVENTS && ring)
-		event_publish(ring, reason);
+	if (EVENTS && recorded) {
+		ring = event_ring();
+		if (ring)
+			event_publish(ring, reason);
+	}
 	return action;
 }

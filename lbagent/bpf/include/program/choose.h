@@ -1,17 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program at CALL_CHOOSE: a new flow of a Service with rules (flow_rules.h) gets its backend, or is refused.
+ * This file contains the program at CALL_CHOOSE: a new flow of a Service with rules (flow_rules.h) gets its backend, or is refused,
+ * where the slow path could not draw one: with affinity, Maglev, weights or a slow start, and where those that it drew are full.
  * The slow path has found the service, that the client may use it, and that no flow is there yet: a known flow, repeated SYNs
  * included, never comes here while its backend is there. A flow that only changes its backend is not limited.
  */
 #pragma once
 #include "slow_path.h"
-
-/* Does the packet make no new flow: one of a flow that lives, or a RST, which leaves none? */
-AI bool choose_is_exempt(const struct lb_scratch *s)
-{
-	return s->pk.tcp_flags & TCP_RST || (s->choice == CHOICE_RESELECT && value_is_live(s->old_value));
-}
 
 /* What the slow path has kept of the master entry, and the key of its slots. */
 AI void choose_service(const struct lb_scratch *s, const struct lb_tuple5 *t, struct lb_service *svc, lb_key *key)
@@ -26,6 +21,45 @@ AI void choose_service(const struct lb_scratch *s, const struct lb_tuple5 *t, st
 	key_set(key, KEY_AT(scope), 0xff, s->rules_scope);
 }
 
+/* Is no place left among the slots that were searched? Then the next ones are searched by another run of this program, if there are
+ * any. */
+AI bool choose_again(struct lb_scratch *s, const struct lb_tuple5 *t, const struct lb_service *svc)
+{
+	u64 searched = s->rules_scanned * RULES_SCAN;
+
+	if (!s->rules_scanned)
+		s->rules_from = select_random(t, s->hash ^ jiffies(), svc->count);
+	return s->rules_scanned++ < RULES_SCANS && searched < svc->count;
+}
+
+/* The first candidate: the client's backend or that of the Maglev table, if it is not full, else one that is drawn, else one that is
+ * found by searching. It is the flow's if it is alive. 0: there is none that is not full. */
+AI u64 choose_first(struct lb_scratch *s, const struct lb_rules *rules, const struct lb_tuple5 *t, const struct lb_service *svc, lb_key *key)
+{
+	u64 first;
+
+	if (LIKELY(!s->rules_scanned)) {
+		s->rules_preferred = first = select_preferred(t, svc);
+		if (!first || backend_is_full(rules, first))
+			first = choose_drawn(rules, t, svc, key, s->hash, false);
+	} else {
+		first = choose_scanned(rules, svc, key, s->rules_from);
+		s->rules_from += RULES_SCAN;
+		if (s->rules_from >= svc->count)
+			s->rules_from -= svc->count;
+	}
+	FORGET(first, s->hash);
+	return first;
+}
+
+/* Refuses the flow, or drops it where there is no backend for it. */
+AI int choose_refuse(lb_ctx *ctx, struct lb_scratch *s, const struct lb_rules *rules, u32 reason)
+{
+	if (reason == REASON_DROP_FLOW_LIMIT || reason == REASON_DROP_FLOW_RATE)
+		return rules_refuse(ctx, s, rules, reason);
+	return verdict(ctx, reason, LB_DROP);
+}
+
 AI int choose_main(lb_ctx *ctx)
 {
 	struct lb_scratch *s = scratch();
@@ -34,45 +68,39 @@ AI int choose_main(lb_ctx *ctx)
 	struct lb_service svc;
 	struct lb_tuple5 t;
 	struct ct_key flow;
-	bool exempt;
-	lb_key key;
-	u64 first;
+	u64 limited, first;
 	u32 reason;
+	lb_key key;
 
 	if (!s)
 		return LB_DROP;
 	rules = rules_at(rules_number(s->service));
 	pkt_tuple5(&s->pk, &t);
 	choose_service(s, &t, &svc, &key);
-	exempt = choose_is_exempt(s);
-	if (!exempt && rules_are_full(rules))
-		return rules_refuse(ctx, s, rules, REASON_DROP_FLOW_LIMIT);
-	if (!s->rules_scanned) {
-		first = choose_drawn(rules, &t, &svc, &key, s->hash);
-	} else {
-		first = choose_scanned(rules, &svc, &key, s->rules_from);
-		s->rules_from += RULES_SCAN;
-		if (s->rules_from >= svc.count)
-			s->rules_from -= svc.count;
-	}
-	if (!first && svc.count) {
-		if (!s->rules_scanned)
-			s->rules_from = select_random(&t, s->hash ^ jiffies(), svc.count);
-		if (s->rules_scanned++ < RULES_SCANS && (s->rules_scanned - 1) * RULES_SCAN < svc.count)
+	limited = !rules_exempt(s);
+	FORGET(limited, s->hash);
+	limited &= 1;
+	if (limited & rules_are_full(rules))
+		return choose_refuse(ctx, s, rules, REASON_DROP_FLOW_LIMIT);
+	first = choose_first(s, rules, &t, &svc, &key);
+	if (UNLIKELY(!first)) {
+		if (choose_again(s, &t, &svc))
 			lb_call(ctx, FAMILY_CALL(CALL_CHOOSE));
-		if (!exempt)
-			return rules_refuse(ctx, s, rules, REASON_DROP_FLOW_LIMIT);
+		if (limited)
+			return choose_refuse(ctx, s, rules, REASON_DROP_FLOW_LIMIT);
+		first = s->rules_preferred;
 	}
+	FORGET(limited, s->hash);
 	FORGET(first, s->hash);
 	ct_key_make(&flow, &s->pk.saddr, s->pk.sport, &s->pk.daddr, s->pk.dport, s->pk.proto);
-	reason = select_backend(&t, &svc, &key, &flow, s->hash, now_ticks(), 0, exempt ? 0 : rules, first, &chosen);
+	reason = select_backend(&t, &svc, &key, &flow, s->hash, now_ticks(), first, 0, rules, limited, &chosen);
 	TRACE(SELECT, chosen.backend, reason);
 	if (reason)
-		return verdict(ctx, reason, LB_DROP);
+		return choose_refuse(ctx, s, rules, reason);
 	if (chosen.forward == FORWARD_SNAT)
 		snat_prefetch(s->hash, chosen.backend);
-	if (!exempt && !rules_rate_admits(rules))
-		return rules_refuse(ctx, s, rules, REASON_DROP_FLOW_RATE);
+	if (limited && !rules_rate_admits(rules))
+		return choose_refuse(ctx, s, rules, REASON_DROP_FLOW_RATE);
 	affinity_update(&t, &svc, chosen.backend);
 	s->backend = chosen.backend;
 	s->backend_gen = META_GEN(chosen.meta);

@@ -23,13 +23,13 @@ _Static_assert(2 * FRAGMENT_REST <= DATAGRAM_SIZE, "an offset and a length, each
 AI bool fragment_csum_is_open(lb_ctx *ctx, const struct lb_pkt *pk)
 {
 	u64 at = L4_OFF(pk) + l4_csum_at(l4_of(pk->proto));
-	u16 kept = 0, none = 0;
+	u64 kept = 0, none = 0; /* whole words of the stack */
 	bool open;
 
-	if (ctx_load(ctx, at, &kept, sizeof(kept)) || ctx_store(ctx, at, &none, sizeof(none)))
+	if (ctx_load(ctx, at, &kept, sizeof(u16)) || ctx_store(ctx, at, &none, sizeof(u16)))
 		return true;
 	open = ctx_csum_partial(ctx, at);
-	return ctx_store(ctx, at, &kept, sizeof(kept)) || open;
+	return ctx_store(ctx, at, &kept, sizeof(u16)) || open;
 }
 
 /* Can the datagram be sent in fragments that fit an MTU? Packet pointers are void afterwards. */

@@ -24,6 +24,7 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 {
 	struct lb_pkt *pk = &s->pk;
 	u64 len = CTX_LEN(ctx), mtu = 0, cut = false, *ring = 0, ids = 0;
+	u8 *row;
 
 	if (!(pk->flags & PKT_EGRESS)) {
 		if (UNLIKELY(out == OUT_NONE))
@@ -47,8 +48,9 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 	FORGET(mtu, len);
 	FORGET(cut, len);
 	FORGET(*learned, len);
-	count(REASON_FWD_REPLY, len);
-	count_flow(service, backend, len);
+	row = counters();
+	count_reason(row, REASON_FWD_REPLY, len);
+	count_flow_in(row, service, backend & CFG(path_mask), len);
 	if (SAMPLES) {
 		ids = EVENT_IDS(backend & CFG(path_mask), service & 0xffff, pk->concern & CONCERN_SNAT ? NTOHS(pk->dport) : 0) | 1ULL << EVENT_KNOWN_SHIFT;
 		ring = forward_event(ctx, pk, REASON_FWD_REPLY, ids);
@@ -86,7 +88,7 @@ AI u64 reply_refresh(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple
 struct reply_end {
 	lb_addr client;
 	__be16 client_port;
-	__be16 snat_port; /* the reply's destination; 0: the client itself */
+	u64 snat_port; /* the reply's destination, network order; 0: the client itself */
 };
 
 /* Did a packet from a backend that sees its clients' addresses come from that backend? Any sender may forge the address. The node's
@@ -130,8 +132,8 @@ AI int reply_snat(lb_ctx *ctx, struct lb_scratch *s, const struct snat_view *vie
 	out = reply_out(ctx, &s->pk, to, snat_view_nexthop(view), &nh);
 	if (out_is_for_tc(out))
 		return out_hand_over(ctx);
-	s->old_value = reply_refresh(ctx, &s->pk, to, view, now);
 	s->out = out;
+	s->old_value = reply_refresh(ctx, &s->pk, to, view, now);
 	FENCE(s); /* load both again, or the verifier follows each path through the states above separately */
 	value = s->old_value;
 	out = s->out;
@@ -188,7 +190,7 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 	struct ct_key key;
 	struct ct_flow f = {};
 	struct nexthop nh = {};
-	u64 learned = 0, index, value, meta;
+	u64 learned = 0, snat_port = end->snat_port, index, value, meta;
 	int out, rc;
 
 	to.daddr = end->client;
@@ -201,10 +203,13 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 	}
 	TRACE(FLOW, TRACE_HIT | (u64)ct_flow_service(&f) << 32, f.value);
 	meta = PATH_META(path_of(value_backend(f.value)));
-	if (!end->snat_port && reply_is_for_egress(pk, meta))
-		return LB_PASS;
-	if (!end->snat_port && UNLIKELY(!reply_is_from_home(ctx, pk, meta)))
-		return verdict(ctx, REASON_PASS_FOREIGN_SOURCE, LB_PASS);
+	if (!snat_port) {
+		if (reply_is_for_egress(pk, meta))
+			return LB_PASS;
+		if (UNLIKELY(!reply_is_from_home(ctx, pk, meta)))
+			return verdict(ctx, REASON_PASS_FOREIGN_SOURCE, LB_PASS);
+	}
+	FORGET(snat_port, f.value);
 	if (direct_was_translated(ctx, pk))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	if (UNLIKELY(reply_opens_another(pk, f.value))) {
@@ -212,7 +217,7 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 			flow_turned(ct_flow_service(&f), f.value, 0);
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	}
-	if (reply_is_of_another(pk, end->snat_port, &f, meta)) { /* the client's next SYN is sent from a SNAT port */
+	if (reply_is_of_another(pk, snat_port, &f, meta)) { /* the client's next SYN is sent from a SNAT port */
 		ct_flow_set(&f, value_awaiting_snat(f.value));
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	}
@@ -220,9 +225,9 @@ AI int reply_by_flow(lb_ctx *ctx, struct lb_scratch *s, const struct reply_end *
 	out = reply_out(ctx, pk, &to, index, &nh);
 	if (out_is_for_tc(out))
 		return out_hand_over(ctx);
+	s->out = out;
 	handshake_end(f.hash, pk, value_backend(f.value));
 	s->old_value = ct_refresh(&f, &key, pk, reply_number(ctx, pk), now, true);
-	s->out = out;
 	FENCE(s); /* load both again, or the verifier follows each path through the states above separately */
 	value = s->old_value;
 	out = s->out;
@@ -260,5 +265,6 @@ AI int reply_main(lb_ctx *ctx)
 		end.client_port = view.client_port;
 		end.snat_port = s->pk.dport;
 	}
+	FORGET(end.snat_port, now);
 	return reply_by_flow(ctx, s, &end, now);
 }

@@ -80,7 +80,7 @@ AI u64 *forward_event(lb_ctx *ctx, const struct lb_pkt *pk, u32 reason, u64 ids)
 
 	if (!ring)
 		return 0;
-	event_fill(ctx, pk, ring, ids);
+	event_fill(ctx, pk, ring, ids, false);
 	event_publish(ring, reason);
 	return ring;
 }
@@ -156,6 +156,22 @@ AI bool slow_path_is_other_check(lb_ctx *ctx, const struct lb_pkt *pk, u64 v)
 AI int rules_refuse(lb_ctx *ctx, struct lb_scratch *s, const struct lb_rules *rules, u32 reason)
 {
 	return RD32(&rules->flags) & RULES_REJECT ? answer(ctx, s, reason, 0) : verdict(ctx, reason, LB_DROP);
+}
+
+/* Does the packet make no new flow: one of a flow that lives, or a RST, which leaves none? */
+AI bool rules_exempt(const struct lb_scratch *s)
+{
+	return s->pk.tcp_flags & TCP_RST || (s->choice == CHOICE_RESELECT && value_is_live(s->old_value));
+}
+
+/* May a flow whose backend was drawn begin? Returns 0 or a reason. */
+AI u32 rules_admit(const struct lb_scratch *s, struct lb_rules *rules)
+{
+	if (rules_exempt(s))
+		return 0;
+	if (rules_are_full(rules))
+		return REASON_DROP_FLOW_LIMIT;
+	return rules_rate_admits(rules) ? 0 : REASON_DROP_FLOW_RATE;
 }
 
 /* A SYN on the entry of a flow that has ended opens it again with its backend: for the rules it is a new flow. Returns 0 or a reason. */
@@ -240,16 +256,29 @@ AI int slow_path_no_service(lb_ctx *ctx, struct lb_scratch *s, const struct lb_t
 	return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 }
 
+/* Draws a backend for a flow of a Service with simple rules. Returns 0 if CALL_CHOOSE must choose one. */
+AI u64 slow_path_draw(struct lb_scratch *s, const struct lb_tuple5 *t, const struct lb_service *svc, lb_key *key)
+{
+	struct lb_rules *rules = rules_at(rules_number(s->service));
+	u64 first;
+
+	if (!rules_are_simple(rules, svc))
+		return 0;
+	s->has_rules = RULES_DRAWN;
+	first = choose_drawn(rules, t, svc, key, s->hash, true);
+	FORGET(first, s->hash);
+	return first;
+}
+
 /* Leaves the choice to CALL_CHOOSE, once it is known that there is no flow: keeps what that needs of the master entry. */
 AI int slow_path_defer(struct lb_scratch *s, const struct lb_service *svc, const lb_key *key)
 {
-	rules_prefetch(s->service);
 	s->rules_target = svc->target;
 	s->rules_count = svc->count;
 	s->rules_flags = svc->flags | svc->flags2 << 8;
 	s->rules_scope = key->words[KEY_AT(scope) / 8] >> KEY_AT(scope) % 8 * 8;
 	s->rules_scanned = 0;
-	s->has_rules = 1;
+	s->has_rules = RULES_CHOOSE;
 	s->backend = 0;
 	s->forward = FORWARD_LOCAL;
 	return CONTINUE;
@@ -264,7 +293,7 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	struct lb_vip *vip;
 	lb_key key;
 	u32 reason;
-	u64 checked;
+	u64 checked, first, only;
 
 	if (!HOOK_MARKS_SCOPE)
 		s->pk.flags |= device_scope(CTX_IFINDEX(ctx));
@@ -299,9 +328,18 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	}
 	if (UNLIKELY(!addr_valid_source(&s->pk.saddr)))
 		return verdict(ctx, REASON_DROP_MALFORMED, LB_DROP);
-	if (UNLIKELY(SVC_RULES(svc)) && !checked)
+	first = only = checked;
+	if (UNLIKELY(SVC_RULES(svc)) && !checked) {
+		first = slow_path_draw(s, &t, svc, &key);
+		if (!first)
+			return slow_path_defer(s, svc, &key);
+		only = true;
+	} else if (LIKELY(!checked)) {
+		first = select_preferred(&t, svc);
+	}
+	reason = select_backend(&t, svc, &key, flow, s->hash, now, first, only, 0, 0, &chosen);
+	if (UNLIKELY(reason) && s->has_rules)
 		return slow_path_defer(s, svc, &key);
-	reason = select_backend(&t, svc, &key, flow, s->hash, now, checked, 0, 0, &chosen);
 	TRACE(SELECT, chosen.backend, reason);
 	if (reason)
 		return verdict(ctx, reason, LB_DROP);
@@ -355,9 +393,17 @@ AI int slow_path_main(lb_ctx *ctx)
 		if (rc != CONTINUE)
 			return rc;
 	}
-	if (UNLIKELY(s->has_rules))
+	if (UNLIKELY(s->has_rules == RULES_CHOOSE)) {
 		lb_call(ctx, FAMILY_CALL(CALL_CHOOSE));
-	else
-		lb_call(ctx, FAMILY_CALL(CALL_FLOW_CREATE));
+		return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
+	}
+	if (UNLIKELY(s->has_rules)) {
+		struct lb_rules *rules = rules_at(rules_number(s->service));
+		u32 refused = rules_admit(s, rules);
+
+		if (refused)
+			return rules_refuse(ctx, s, rules, refused);
+	}
+	lb_call(ctx, FAMILY_CALL(CALL_FLOW_CREATE));
 	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 }

@@ -55,11 +55,14 @@ AI struct lb_service *sock_service(struct lb_tuple5 *t, lb_key *key)
 /* Returns a backend for a new conversation; 0: there is none. */
 AI u64 sock_select(const struct lb_tuple5 *t, const struct lb_service *svc, lb_key *key, u64 hash)
 {
+	u64 preferred;
+
 	if (!svc->count)
 		return 0;
+	preferred = select_preferred(t, svc);
 	NO_UNROLL
 	for (u64 n = 0; n < SELECT_TRIES; n++) {
-		u64 id = select_candidate(t, svc, key, hash, n);
+		u64 id = preferred && !n ? preferred : select_slot(t, svc, key, hash, n);
 
 		if (id && META_IS(PATH_META(path_of(id)), PATH_LIVE)) {
 			affinity_update(t, svc, id);

@@ -47,9 +47,9 @@ AI void sweep_rules(u64 service, u64 value)
 }
 
 /* Counts the flow of an entry, or frees the entry. Returns the number of live flows. A flow that lost its SNAT port counts for no
- * backend. `half`: added to a backend id in this half of the counts. `former`: whether lb_former_backend has entries. `rules`: whether
- * a Service has rules. */
-AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half, u64 former, u64 with_rules)
+ * backend. `half`: added to a backend id in this half of the counts. `former` is loaded where it is compared: a value that was compared
+ * before is known, and the verifier would follow the rest of the loop once for each. */
+AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half, volatile u64 *former)
 {
 	struct ct_entry e;
 	u64 backend, service;
@@ -61,13 +61,13 @@ AI u64 sweep_flow(u64 *at, const struct ct_sweep *rules, u64 half, u64 former, u
 		return 0;
 	}
 	ct_entry_seen(&e, &service);
-	if (UNLIKELY(with_rules))
+	if (UNLIKELY(*former & 2)) /* a Service has rules */
 		sweep_rules(service, e.value);
 	if (UNLIKELY(service_is_gone(service))) {
 		ct_entry_end(&e, 0);
 		return 1;
 	}
-	if (UNLIKELY(former) && sweep_former_backend(&e, service))
+	if (UNLIKELY(*former & 1) && sweep_former_backend(&e, service))
 		return 1;
 	if (value_is_opening(e.value) && !value_is_served(e.value, PATH_META(path_of(value_backend(e.value)))))
 		return 1;
@@ -82,14 +82,12 @@ AI int sweep_main(lb_ctx *ctx)
 {
 	struct lb_sweep *run = (struct lb_sweep *)CTX_DATA(ctx);
 	volatile u64 *count = &run->count; /* loaded for each bucket: the verifier follows the loop once for each known count */
-	u64 tick = whole_ticks(), first, half, former, with_rules, n, live = 0;
-	struct ct_sweep rules = {tick & 0xffff, TIMEOUTS_EST, TIMEOUTS_OTHER, ticks_beyond_trust(tick)};
+	u64 tick = whole_ticks(), first, half, n, live = 0;
+	struct ct_sweep rules = {tick, TIMEOUTS_EST, TIMEOUTS_OTHER, (u64 *)counters()};
 
 	if ((u8 *)(run + 1) > CTX_END(ctx))
 		return 0;
 	first = run->first;
-	former = run->former & 1;
-	with_rules = run->former & 2;
 	half = -(run->half & 1);
 	OPAQUE(half); /* no branch, for the same reason, and no product, whose bounds Linux 6.1 forgets */
 	half &= CFG(path_mask) + 1;
@@ -102,10 +100,11 @@ AI int sweep_main(lb_ctx *ctx)
 		if (n >= *count)
 			break;
 		NO_UNROLL
-		for (u64 w = 0; w < FLOW_WAYS; w++) {
-			live += sweep_flow(ct_entry_at(bucket, w), &rules, half, former, with_rules);
-			snat_expire((first + n) * SNAT_SLOTS_PER_BUCKET + w, rules.now);
-		}
+		for (u64 w = 0; w < SNAT_SLOTS_PER_BUCKET; w++)
+			snat_expire((first + n) * SNAT_SLOTS_PER_BUCKET + w, tick & 0xffff);
+		NO_UNROLL
+		for (u64 w = 0; w < FLOW_WAYS; w++)
+			live += sweep_flow(ct_entry_at(bucket, w), &rules, half, &run->former);
 	}
 	run->first = first + n;
 	*count -= n;

@@ -15,44 +15,43 @@
 #define SHARE_SALT 0xD6E8FEB86659FD93ULL
 #define RATE_TRIES 4
 
-/* Loads the record of a Service while its flow is looked up. */
-AI void rules_prefetch(u64 service)
+/* A count that is not below 0. No branch: the verifier would follow the code after it twice. */
+AI u64 not_negative(u64 count)
 {
-	RD64(rules_at(rules_number(service)));
+	u64 negative = (u64)((s64)count >> 63);
+
+	OPAQUE(negative);
+	return count & ~negative;
 }
 
 /* Live flows of the Service on this node, 0 or more. */
 AI u64 rules_live(const struct lb_rules *rules)
 {
-	u64 live = RD64(&rules->base) + RD64(&rules->opened) - RD64(&rules->closed), less = live;
-
-	OPAQUE(less);
-	return live & ~(u64)((s64)less >> 63);
+	return not_negative(RD64(&rules->base) + RD64(&rules->opened) - RD64(&rules->closed));
 }
 
 /* The same of a backend. */
 AI u64 backend_live(const struct lb_backend_flows *b)
 {
-	u64 live = RD64(&b->live) + (s64)(s32)RD32(&b->base), less = live;
+	return not_negative(RD64(&b->live) + (s64)(s32)RD32(&b->base));
+}
 
-	OPAQUE(less);
-	return live & ~(u64)((s64)less >> 63);
+/* 1 if so many live flows are as many as there may be, else 0. `limit`: 0: there is none. No branch, for the same reason. */
+AI u64 reaches(u64 live, u64 limit)
+{
+	return SIGN(((limit - 1) << 1 >> 1) - live);
 }
 
 /* Has the backend as many flows as it may have? */
-AI bool backend_is_full(const struct lb_rules *rules, u64 backend)
+AI u64 backend_is_full(const struct lb_rules *rules, u64 backend)
 {
-	u64 limit = RD32(&rules->max_per_backend);
-
-	return limit && backend_live(backend_flows(backend)) >= limit;
+	return reaches(backend_live(backend_flows(backend)), RD32(&rules->max_per_backend));
 }
 
 /* Has the Service as many flows as it may have? */
-AI bool rules_are_full(const struct lb_rules *rules)
+AI u64 rules_are_full(const struct lb_rules *rules)
 {
-	u64 limit = RD32(&rules->max_flows);
-
-	return limit && rules_live(rules) >= limit;
+	return reaches(rules_live(rules), RD32(&rules->max_flows));
 }
 
 /* May one more flow begin in this second? `rate_at` is when the bucket was, or will be, full again less a second; a flow takes
@@ -92,25 +91,27 @@ AI u64 backend_share(const struct lb_rules *rules, const struct lb_backend_flows
 	return FIRST_SHARE + (FULL_SHARE - FIRST_SHARE) * age / takes;
 }
 
+/* The hash of the n-th draw for a flow. */
+AI u64 draw_hash(u64 hash, u64 n)
+{
+	return hash ^ n * DRAW_SALT;
+}
+
 /* The n-th backend drawn for a flow; 0: none. With weights it is drawn from the table that has each backend as often as its weight
  * requires. */
 AI u64 draw(const struct lb_rules *rules, const struct lb_tuple5 *t, const struct lb_service *svc, lb_key *key, u64 hash, u64 n)
 {
 	u64 id = NTOHS(svc->rev_nat_index), zero = 0, at;
 
-	hash ^= n * DRAW_SALT;
 	if (UNLIKELY(RD32(&rules->flags) & RULES_WEIGHTED) && SVC_ALGORITHM(svc) == ALGORITHM_LEAST_CONN) {
 		void *inner = map_lookup(FAMILY_FD(maglev), &id);
 		u32 *table = inner ? map_lookup(inner, &zero) : 0;
 
-		at = select_random(t, hash, CFG(maglev_size));
+		at = select_random(t, draw_hash(hash, n), CFG(maglev_size));
 		if (table && at < CFG(maglev_size))
 			return table[at];
 	}
-	at = select_random(t, hash, svc->count);
-	if (at >= svc->count)
-		at = 0;
-	return svc_slot_backend(key, at + 1);
+	return select_slot(t, svc, key, draw_hash(hash, n), 0);
 }
 
 /* Flows of a backend for its weight: to be multiplied by those of another one. */
@@ -118,44 +119,60 @@ struct load {
 	u64 flows, weight;
 };
 
-AI void load_of(const struct lb_rules *rules, const struct lb_backend_flows *b, u64 share, struct load *load)
+AI void load_of(const struct lb_backend_flows *b, u64 share, struct load *load)
 {
-	u64 weight = RD16(&b->weight);
+	u64 weight = RD16(&b->weight), none = (weight - 1) >> 63;
 
+	OPAQUE(none);
 	load->flows = backend_live(b);
-	load->weight = (weight | !weight) * share;
+	load->weight = (weight + none) * share;
 }
 
-/* The backend for a flow: the client's, or that of the Maglev table, if it is not full; else a draw, with least-conn the less loaded
- * one of two that differ. 0: none of those was possible. */
-AI u64 choose_drawn(const struct lb_rules *rules, const struct lb_tuple5 *t, const struct lb_service *svc, lb_key *key, u64 hash)
+/* Does a backend that was added a moment ago, with this share, leave the n-th draw of a flow to others? */
+AI bool draw_is_left(const struct lb_tuple5 *t, u64 hash, u64 n, u64 share)
 {
-	u64 best = affinity_lookup(t, svc);
-	struct load load = {}, other;
+	return UNLIKELY(share < FULL_SHARE) && select_random(t, hash ^ (n + 1) * SHARE_SALT, FULL_SHARE) >= share;
+}
 
-	if (svc->flags & SVC_AFFINITY)
-		TRACE(AFFINITY, best, 0);
-	if (!best && SVC_ALGORITHM(svc) == ALGORITHM_MAGLEV)
-		best = maglev_backend(t, svc);
-	if (best && !backend_is_full(rules, best))
-		return best;
-	best = 0;
+/* Is a draw from the slots all that the Service needs? If so, the slow path draws. */
+AI bool rules_are_simple(const struct lb_rules *rules, const struct lb_service *svc)
+{
+	return !(svc->flags & SVC_AFFINITY) && SVC_ALGORITHM(svc) != ALGORITHM_MAGLEV && !(RD32(&rules->flags) & RULES_WEIGHTED) &&
+	       !RD32(&rules->slow_start);
+}
+
+/* A backend that is not full, drawn for the flow: with least-conn the less loaded one of two that differ. 0: none of the draws was
+ * possible. `simple`, a constant: rules_are_simple(). */
+AI u64 choose_drawn(const struct lb_rules *rules, const struct lb_tuple5 *t, const struct lb_service *svc, lb_key *key, u64 hash,
+		    const bool simple)
+{
+	struct load load = {hash, hash}, other;
+	u64 best = 0;
+
 	FORGET(best, hash);
 	NO_UNROLL
 	for (u64 n = 0; n < DRAWS; n++) {
-		u64 id = draw(rules, t, svc, key, hash, n), share;
+		u64 id = simple ? select_slot(t, svc, key, draw_hash(hash, n), 0) : draw(rules, t, svc, key, hash, n), share = FULL_SHARE;
 		struct lb_backend_flows *b = backend_flows(id);
 
+		FORGET(id, hash);
 		if (!id || id == best || backend_is_full(rules, id))
 			continue;
-		share = backend_share(rules, b);
-		if (UNLIKELY(share < FULL_SHARE) && select_random(t, hash ^ (n + 1) * SHARE_SALT, FULL_SHARE) >= share)
-			continue;
-		if (SVC_ALGORITHM(svc) != ALGORITHM_LEAST_CONN)
-			return id;
-		load_of(rules, b, share, &other);
-		if (best)
-			return other.flows * load.weight < load.flows * other.weight ? id : best;
+		if (!simple) {
+			share = backend_share(rules, b);
+			if (draw_is_left(t, hash, n, share))
+				continue;
+			FORGET(share, hash);
+		}
+		if (SVC_ALGORITHM(svc) != ALGORITHM_LEAST_CONN) {
+			best = id;
+			break;
+		}
+		load_of(b, share, &other);
+		if (best) {
+			best = other.flows * load.weight < load.flows * other.weight ? id : best;
+			break;
+		}
 		best = id;
 		FORGET(best, hash);
 		load = other;
@@ -163,22 +180,24 @@ AI u64 choose_drawn(const struct lb_rules *rules, const struct lb_tuple5 *t, con
 	return best;
 }
 
-/* The first of some slots from `from` on whose backend is not full; 0: none. */
+/* The first of some slots from `from` on whose backend is not full, none of them twice; 0: none. */
 AI u64 choose_scanned(const struct lb_rules *rules, const struct lb_service *svc, lb_key *key, u64 from)
 {
-	u64 count = svc->count, found = 0;
+	u64 count = svc->count, at = from, found = 0, id;
 
 	NO_UNROLL
 	for (u64 n = 0; n < RULES_SCAN; n++) {
-		u64 at = from + n, id;
-
-		if (at >= count)
-			at -= count;
-		if (at >= count)
+		OPAQUE(count); /* or the compiler computes the number of steps, and Linux 6.1 does not see the loop's end */
+		if (n >= count)
 			break;
 		id = svc_slot_backend(key, at + 1);
-		if (id && !backend_is_full(rules, id))
-			return id;
+		FORGET(id, key->words[0]);
+		if (!(backend_is_full(rules, id) | (id - 1) >> 63)) {
+			found = id;
+			break;
+		}
+		at++;
+		at *= SIGN(at - count);
 	}
 	return found;
 }

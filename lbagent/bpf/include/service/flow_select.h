@@ -32,7 +32,7 @@ AI void pkt_tuple5(const struct lb_pkt *pk, struct lb_tuple5 *t)
 	t->frontend_port = pk->dport;
 	t->proto = pk->proto;
 	t->scope = pk->flags & PKT_INTERNAL ? SCOPE_INTERNAL : SCOPE_EXTERNAL;
-	t->from_pod = (pk->flags & (PKT_INTERNAL | PKT_EGRESS)) == PKT_INTERNAL;
+	t->from_pod = pk->flags / PKT_INTERNAL & ~(pk->flags / PKT_EGRESS) & 1; /* no branch: the verifier counts paths */
 	t->from_netns = 0;
 }
 
@@ -42,28 +42,30 @@ struct selection {
 
 /* Selects a backend. Where the client's address is kept, two flows of one client port must not reach one backend: another backend,
  * or SNAT. A pod that is its own backend (hairpin) is reached by SNAT, even if there are other backends; a process of the node has
- * no other source address, and gets another backend. `checked`: the only candidate, whatever its state; 0: those of the service.
- * `first`: the first candidate, which was chosen by `rules`; 0: that of the service. Returns 0 or a reason. */
+ * no other source address, and gets another backend. `first`: the first candidate; 0: the slot that the hash selects. `only`: it is the
+ * only one. `limited`: by `rules`, no other than the first one may be full. Returns 0 or a reason.
+ *
+ * One way out with a backend: the verifier follows the code after it once. */
 AI u32 select_backend(const struct lb_tuple5 *t, const struct lb_service *svc, lb_key *key,
-		      const struct ct_key *flow, u64 hash, u64 now, u64 checked, const struct lb_rules *rules, u64 first,
-		      struct selection *out)
+		      const struct ct_key *flow, u64 hash, u64 now, u64 first, u64 only, const struct lb_rules *rules,
+		      u64 limited, struct selection *out)
 {
 	u64 clashing = 0;
 
 	FORGET(clashing, hash);
 	NO_UNROLL
-	for (u64 n = 0; n < SELECT_TRIES; n++) {
-		u64 id = checked ? checked : first && !n ? first : select_candidate(t, svc, key, hash, n), meta, clash;
+	for (u64 n = 0; n < SELECT_TRIES && !(n && only); n++) {
+		u64 id = first ? first : select_slot(t, svc, key, hash, n), meta, differs, clash;
 		lb_path *path;
 		lb_addr own;
-		u64 differs;
 
+		first = 0;
 		FORGET(id, hash);
 		path = path_of(id);
 		meta = PATH_META(path);
 		if (!id || !META_IS(meta, PATH_LIVE))
 			continue;
-		if (rules && n && backend_is_full(rules, id))
+		if (rules && n && limited & backend_is_full(rules, id))
 			continue;
 		path_addr(path, &own);
 		differs = addr_differs(&own, &t->client);
@@ -71,12 +73,12 @@ AI u32 select_backend(const struct lb_tuple5 *t, const struct lb_service *svc, l
 		out->meta = meta;
 		out->forward = forward_choose(svc, meta, t->from_pod, !differs && !META_IS(meta, PATH_HOST));
 		if (out->forward != FORWARD_LOCAL)
-			return 0;
+			goto found;
 		FORGET(differs, hash);
 		FORGET(meta, hash);
 		clash = ct_clash(hash, flow, id, now);
 		if (!clash && differs)
-			return 0;
+			goto found;
 		clashing = id;
 		FORGET(clashing, hash);
 	}
@@ -85,5 +87,9 @@ AI u32 select_backend(const struct lb_tuple5 *t, const struct lb_service *svc, l
 	out->backend = clashing;
 	out->meta = PATH_META(path_of(clashing));
 	out->forward = forward_choose(svc, out->meta, t->from_pod, true);
-	return META_IS(out->meta, PATH_HOST) ? REASON_DROP_REPLY_CLASH : 0;
+	if (META_IS(out->meta, PATH_HOST))
+		return REASON_DROP_REPLY_CLASH;
+found:
+	FORGET(out->forward, hash);
+	return 0;
 }

@@ -99,24 +99,23 @@ AI u64 select_random(const struct lb_tuple5 *t, u64 hash, u64 count)
 	return ((x >> 32) * count) >> 32;
 }
 
-/* The n-th candidate. */
-AI u64 select_candidate(const struct lb_tuple5 *t, const struct lb_service *svc, lb_key *key, u64 hash, u64 n)
+/* The backend that the client's affinity or the service's Maglev table names; 0: none. */
+AI u64 select_preferred(const struct lb_tuple5 *t, const struct lb_service *svc)
 {
-	u64 count = svc->count, at, id;
+	u64 id = affinity_lookup(t, svc);
 
-	if (!n) {
-		id = affinity_lookup(t, svc);
-		if (svc->flags & SVC_AFFINITY)
-			TRACE(AFFINITY, id, 0);
-		if (id)
-			return id;
-		if (SVC_ALGORITHM(svc) == ALGORITHM_MAGLEV) {
-			id = maglev_backend(t, svc);
-			if (id)
-				return id;
-		}
-	}
-	at = select_random(t, hash, count) + n;
+	if (svc->flags & SVC_AFFINITY)
+		TRACE(AFFINITY, id, 0);
+	if (!id && SVC_ALGORITHM(svc) == ALGORITHM_MAGLEV)
+		id = maglev_backend(t, svc);
+	return id;
+}
+
+/* The backend in the slot that the flow's hash selects, or in the n-th one after it. */
+AI u64 select_slot(const struct lb_tuple5 *t, const struct lb_service *svc, lb_key *key, u64 hash, u64 n)
+{
+	u64 count = svc->count, at = select_random(t, hash, count) + n;
+
 	if (at >= count)
 		at -= count;
 	if (at >= count)
