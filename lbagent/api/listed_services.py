@@ -70,7 +70,7 @@ class VIP(NamedTuple):
         """Return whether a frontend has this VIP."""
         return (
             frontend.address == self.address
-            and self.port in (None, frontend.port)
+            and (self.port is None or frontend.has_port(self.port))
             and self.protocol in (None, frontend.protocol)
         )
 

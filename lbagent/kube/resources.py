@@ -58,4 +58,16 @@ def resources(node_name: str) -> tuple[Resource, ...]:
             optional=True,  # from 1.33 on
         ),
         Resource("BackendState", "/apis/lbagent.io/v1alpha1/backendstates", "backendstates.lbagent.io", optional=True),
+        Resource(
+            "LocalRedirectPolicy",
+            "/apis/lbagent.io/v1alpha1/localredirectpolicies",
+            "localredirectpolicies.lbagent.io",
+            optional=True,
+        ),
+        Resource(
+            "CiliumLocalRedirectPolicy",
+            "/apis/cilium.io/v2/ciliumlocalredirectpolicies",
+            "ciliumlocalredirectpolicies.cilium.io",
+            optional=True,
+        ),
     )

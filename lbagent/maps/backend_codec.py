@@ -17,6 +17,7 @@ from lbagent.maps.layout import (
     LB6_PATH,
     NEXTHOPS,
     PATH_EXTRA_SNAT_SHIFT,
+    PATH_KEEPS_PORT_SHIFT,
     PATH_L4_SHIFT,
     PathFlag,
     PathL4,
@@ -30,6 +31,8 @@ from lbagent.model.path_info import PathInfo
 _LIVE, _SELECTABLE, _LOCAL, _HOST, _WAS_LOCAL, _KEEPS_POD = map(int, PathFlag)
 _L4_MASK, _TCP, _UDP = (kind << PATH_L4_SHIFT for kind in (max(PathL4), PathL4.TCP, PathL4.UDP))
 _EXTERNAL = Scope.EXTERNAL
+_KEEPS_PORT = 1 << PATH_KEEPS_PORT_SHIFT
+_EXTRA_SNAT_MASK = (_KEEPS_PORT >> PATH_EXTRA_SNAT_SHIFT) - 1
 _ANY_KEPT = _LOCAL | _WAS_LOCAL | _KEEPS_POD
 _L4_FLAGS = {protocol: PathL4[protocol.name] << PATH_L4_SHIFT for protocol in L4Type}
 
@@ -71,6 +74,7 @@ class PathRecord(Struct, frozen=True, gc=False):
     nexthop: int
     mtu: int
     extra_snat: int = 0  # number of the source address `snat`; 0: the first
+    keeps_port: bool = False  # packets keep their destination port
 
     @property
     def live(self) -> bool:
@@ -86,16 +90,42 @@ class PathRecord(Struct, frozen=True, gc=False):
 def path_value(backend: Backend, info: PathInfo, gen: int, *, selectable: bool, was_local: bool = False) -> bytes:
     """Return the live record of a backend; `was_local`: there may be flows that kept the client's address."""
     address = backend.address
-    flags = _LIVE
+    keeps_port = not address.port  # then the bit beside the next hop stands for LIVE (layout.py)
+    flags = 0 if keeps_port else _LIVE
     flags |= _SELECTABLE if selectable else 0
     flags |= _LOCAL if info.local else _KEEPS_POD if info.keeps_pod else _WAS_LOCAL if was_local else 0
     flags |= _HOST if info.host else 0
     flags |= _L4_FLAGS[address.protocol]
     raw, port = address.address, address.port.to_bytes(2, "big")
     snat = info.snat if len(info.snat) == len(raw) else bytes(len(raw))
+    hop = info.nexthop | (_KEEPS_PORT if keeps_port else 0)
     if len(raw) == 4:
-        return LB4_PATH.codec.pack(raw, snat, port, gen, flags, info.nexthop, info.mtu)
-    return LB6_PATH.codec.pack(raw, snat, port, gen, flags, info.nexthop, info.mtu, b"")
+        return LB4_PATH.codec.pack(raw, snat, port, gen, flags, hop, info.mtu)
+    return LB6_PATH.codec.pack(raw, snat, port, gen, flags, hop, info.mtu, b"")
+
+
+def path_flags(record: bytes) -> int:
+    """Return the flags of a record, with LIVE also where the bit beside the next hop stands for it."""
+    at = FLAGS_AT[len(record)]
+    return record[at] | (_LIVE if record[at + _HIGH_HOP_BYTE] & _KEEPS_PORT >> 8 else 0)
+
+
+def flags_of_each(records: bytes | bytearray | memoryview, size: int) -> bytes:
+    """Return the flags of packed records as `path_flags` does."""
+    at = FLAGS_AT[size]
+    flags, hops = bytes(records[at::size]), bytes(records[at + _HIGH_HOP_BYTE :: size])
+    live = _KEEPS_PORT >> 8
+    if max(hops, default=0) < live:  # nearly always: no backend is behind a range of ports
+        return flags
+    return bytes([flag | (_LIVE if hop & live else 0) for flag, hop in zip(flags, hops, strict=True)])
+
+
+_HIGH_HOP_BYTE = 1 + (HOST_ORDER == "little")  # behind the flags: the upper byte of the next hop
+
+
+def is_live(record: bytes) -> bool:
+    """Return whether the backend of a path record exists."""
+    return bool(path_flags(record) & _LIVE)
 
 
 def may_keep_client(flags: int) -> bool:
@@ -128,7 +158,7 @@ def _bit_kinds(flags: int) -> tuple[Callable[[Sequence[int]], list[int]], ...]:
 
 def filter_bits(record: bytes) -> tuple[int, ...]:
     """Return `local_bits` of a path record."""
-    flags = record[FLAGS_AT[len(record)]]
+    flags = path_flags(record)
     if not flags & _ANY_KEPT:
         return ()
     return local_bits(record[:4] if len(record) == LB4_PATH.size else record[:16], flags)
@@ -139,7 +169,7 @@ def filter_bits_of_each(records: bytes | bytearray, size: int, *, once: bool = F
 
     `once`: without repetition.
     """
-    column = records[FLAGS_AT[size] :: size]
+    column = flags_of_each(records, size)
     by_flags = {flags: kinds for flags in set(column) if (kinds := _bit_kinds(flags))}
     if not by_flags:
         return []
@@ -168,7 +198,7 @@ def extra_snat_value(record: bytes, source: ExtraSnatAddress, gen: int) -> bytes
 def extra_snat_number(record: bytes) -> int:
     """Return the number of the source address of a record, live or not; 0 for a backend's first one."""
     at = META_AT[len(record)] + 4
-    return int.from_bytes(record[at : at + 2], HOST_ORDER) >> PATH_EXTRA_SNAT_SHIFT
+    return int.from_bytes(record[at : at + 2], HOST_ORDER) >> PATH_EXTRA_SNAT_SHIFT & _EXTRA_SNAT_MASK
 
 
 def extra_snat_count(records: bytes, size: int) -> int:
@@ -177,10 +207,9 @@ def extra_snat_count(records: bytes, size: int) -> int:
     column = records[high::size]
     if max(column, default=0) < 1 << PATH_EXTRA_SNAT_SHIFT - 8:
         return 0
-    flags = records[FLAGS_AT[size] :: size]
-    return sum(
-        bool(flag & _LIVE and byte >> PATH_EXTRA_SNAT_SHIFT - 8) for flag, byte in zip(flags, column, strict=True)
-    )
+    flags = flags_of_each(records, size)
+    number = _EXTRA_SNAT_MASK << PATH_EXTRA_SNAT_SHIFT - 8
+    return sum(bool(flag & _LIVE and byte & number) for flag, byte in zip(flags, column, strict=True))
 
 
 def path_tombstone(record: bytes) -> bytes:
@@ -197,9 +226,12 @@ def path_tombstone(record: bytes) -> bytes:
 def path_of(record: bytes) -> PathRecord:
     """Decode a record."""
     layout = LB4_PATH if len(record) == LB4_PATH.size else LB6_PATH
-    address, snat, port, gen, flags, nexthop, mtu = layout.codec.unpack(record)[:7]
-    hop, extra_snat = nexthop % NEXTHOPS, nexthop >> PATH_EXTRA_SNAT_SHIFT
-    return PathRecord(address, snat, int.from_bytes(port, "big"), gen, flags, hop, mtu, extra_snat)
+    address, snat, port, gen, _, nexthop, mtu = layout.codec.unpack(record)[:7]
+    flags = path_flags(record)
+    hop, extra_snat = nexthop % NEXTHOPS, nexthop >> PATH_EXTRA_SNAT_SHIFT & _EXTRA_SNAT_MASK
+    return PathRecord(
+        address, snat, int.from_bytes(port, "big"), gen, flags, hop, mtu, extra_snat, bool(nexthop & _KEEPS_PORT)
+    )
 
 
 class PathRecords:

@@ -131,9 +131,8 @@ def _read(maps: LBMaps) -> _MapContents:
 def live_paths(maps: LBMaps, name: str, record: int) -> Iterator[tuple[int, bytes]]:
     """Yield (id, record) of the live path records of a map."""
     with maps.window(name, 0, maps.specs[name].value_size) as window:
-        flags = bytes(window[backend_codec.FLAGS_AT[record] :: record])
-        for ident, value in enumerate(flags):
-            if value & PathFlag.LIVE:
+        for ident, flags in enumerate(backend_codec.flags_of_each(window, record)):
+            if flags & PathFlag.LIVE:
                 yield ident, bytes(window[ident * record : (ident + 1) * record])
 
 
@@ -147,7 +146,7 @@ def _frontends(view: _MapContents) -> Iterator[Inconsistency]:
         if not ident:
             continue
         reverse = view.reverse.get((group.frontend.family, ident))
-        if reverse is None or frontend_codec.reverse_nat_frontend(reverse) != group.frontend:
+        if reverse is None or not frontend_codec.is_reverse_of(reverse, group.frontend):
             yield Inconsistency(f"service {ident} has no reverse NAT row of its own", group.frontend, is_missing=True)
         maglev = target >> TARGET_ALGORITHM_SHIFT & (TARGET_RULES - 1) == Algorithm.MAGLEV.number
         if maglev and count and not ServiceFlags(flags).is_l7lb() and ident not in view.tables:

@@ -64,7 +64,15 @@ def _services(maps: LBMaps) -> Iterator[Entry]:
         name, slot = frontend_codec.split_service_key(key)
         frontend = frontend_codec.frontend_of(name)
         ident = frontend_codec.service_id_of(value)
-        order = (ident, int(frontend.scope), slot, len(frontend.address), frontend.address, frontend.port)
+        order = (
+            ident,
+            int(frontend.scope),
+            slot,
+            len(frontend.address),
+            frontend.address,
+            frontend.port,
+            frontend.last_port,
+        )
         words = {"ID": ident, "ADDR": frontend.map_text(), "SLOT": slot, **_service_value(slot, value)}
         yield Entry(order, "SVC", words)
 
@@ -90,11 +98,27 @@ def _backends(maps: LBMaps) -> Iterator[Entry]:
 
 
 def _reverse(maps: LBMaps) -> Iterator[Entry]:
-    for key, value in chain(maps.items("lb4_reverse_nat"), maps.items("lb6_reverse_nat")):
-        ident = int(U32.unpack(key)[0])
-        frontend = frontend_codec.reverse_nat_frontend(value)
+    rows = [
+        (int(U32.unpack(key)[0]), value, frontend_codec.reverse_nat_frontend(value))
+        for key, value in chain(maps.items("lb4_reverse_nat"), maps.items("lb6_reverse_nat"))
+    ]
+    has_range = not all(frontend.port for _, _, frontend in rows)
+    ports = _ranges_of_ports(maps) if has_range else {}
+    for ident, value, frontend in rows:
         host = f"[{frontend.ip}]" if frontend.is_ipv6 else frontend.ip
-        yield Entry((ident, len(value)), "REV", {"ID": ident, "ADDR": f"{host}:{frontend.port}"})
+        port = frontend.port or ports.get((ident, len(frontend.address)), 0)
+        yield Entry((ident, len(value)), "REV", {"ID": ident, "ADDR": f"{host}:{port}"})
+
+
+def _ranges_of_ports(maps: LBMaps) -> dict[tuple[int, int], str]:
+    """Return FIRST-LAST of each frontend with a range of ports, by service id and bytes of its address."""
+    found = {}
+    for name in ("lb4_service", "lb6_service"):
+        for key, value in maps.items(name):
+            if any(key[-2:]):
+                frontend = frontend_codec.frontend_of(frontend_codec.split_service_key(key)[0])
+                found[frontend_codec.service_id_of(value), len(frontend.address)] = frontend.port_text
+    return found
 
 
 def _affinity(maps: LBMaps) -> Iterator[Entry]:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from socket import AF_INET, AF_INET6, inet_ntop
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from lbagent.maps import backend_codec
 from lbagent.maps.flow_filter import FlowFilter
 from lbagent.maps.flow_layout import (
     BACKEND_GENERATION_TURNED,
@@ -23,7 +25,7 @@ from lbagent.maps.flow_layout import (
 )
 from lbagent.maps.flow_reader import SPILLED, FlowMaps, RawFlow, host_ports
 from lbagent.maps.flow_settings import FlowSettings
-from lbagent.maps.layout import PATH, PATH_L4_SHIFT, PathFlag, PathL4
+from lbagent.maps.layout import PATH, PATH_L4_SHIFT, PathL4
 from lbagent.maps.map_names import family_map
 from lbagent.model.family import Family
 
@@ -49,6 +51,15 @@ class FlowBackend(Struct, frozen=True, gc=False):
     port: int = 0
     l4: PathL4 = PathL4.TCP
     source: str = ""  # from which a packet to it is sent with SNAT
+
+    @property
+    def keeps_port(self) -> bool:
+        """Whether it gets packets at the port of their frontend: that is a range of ports."""
+        return self.ident != 0 and not self.port
+
+    def at(self, frontend_port: int) -> FlowBackend:
+        """Return it with the port at which it gets the packets of a flow to this port."""
+        return replace(self, port=frontend_port) if self.keeps_port else self
 
     @property
     def text(self) -> str | None:
@@ -93,8 +104,9 @@ class FlowLines:
         if not ident or (ident + 1) * record.size > self._maps.specs[name].value_size:
             return FlowBackend()
         with self._maps.window(name, ident * record.size, record.size) as view:
-            address, source, port, gen, flags, *_ = record.codec.unpack(view)
-        is_live = bool(flags & PathFlag.LIVE)
+            path = bytes(view)
+        address, source, port, gen, flags, *_ = record.codec.unpack(path)
+        is_live = backend_codec.is_live(path)
         # value_knows_path() of ct_value.h: a flow whose backend was taken has a generation with another top bit
         if (gen - generation) % BACKEND_GENERATION_TURNED > (not is_live) or not any(address):
             return FlowBackend()
@@ -143,9 +155,10 @@ class FlowLines:
             ports = host_ports()
             tests.append(lambda raw: frontend.matches(raw[5], ports[raw[4]], raw[1] >> _L4))
         if backend := wanted.backend:
+            ports = host_ports()
 
             def has_backend(raw: RawFlow) -> bool:
-                found = self.backend(family, raw[6])
+                found = self.backend(family, raw[6]).at(ports[raw[4]])
                 return found.ident != 0 and backend.matches(found.address, found.port, found.l4)
 
             tests.append(has_backend)
@@ -181,7 +194,9 @@ class FlowLines:
                 number = value >> _BACKEND_GENERATION if forward & FORWARD_PORT_BITS else ~(value >> _FORWARD)
                 known = ways.get(number)
                 if known is None:
-                    known = ways[number] = self._way(family, value)
+                    known = self._way(family, value, vip_port)
+                    if not self.backend(family, value).keeps_port:  # else it depends on the flow's port
+                        ways[number] = known
                 way, is_snat = known
                 end = ends.get(times := seen << 5 | l4 << 3 | value >> _STATE << 1 & 6 | is_snat)
                 if end is None:
@@ -199,9 +214,9 @@ class FlowLines:
         text, name = self.frontend(vip, vip_port, own, service)
         return f'","frontend":"{text}","service":{json.dumps(name)},'
 
-    def _way(self, family: Family, value: int) -> tuple[str, bool]:
+    def _way(self, family: Family, value: int, vip_port: int) -> tuple[str, bool]:
         """Return the part with backend and mode, and whether the SNAT port comes behind it: the node's address is known."""
-        found, forward = self.backend(family, value), value >> _FORWARD & 0xFFFF
+        found, forward = self.backend(family, value).at(host_ports()[vip_port]), value >> _FORWARD & 0xFFFF
         mode = ForwardMode.SNAT if forward & FORWARD_PORT_BITS else forward >> FORWARD_MODE_SHIFT
         text = f'"backend":{json.dumps(found.text)},"backend_id":{found.ident or "null"},'
         text += f'"mode":"{MODE_WORDS.get(mode, "unknown")}","snat":'

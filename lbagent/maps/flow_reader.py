@@ -32,7 +32,16 @@ from lbagent.maps.flow_layout import (
     FlowState,
     ForwardMode,
 )
-from lbagent.maps.layout import FLOW_WAYS, NEXTHOPS, PATH, PATH_EXTRA_SNAT_SHIFT, PATH_L4_SHIFT, PathL4, is_zero
+from lbagent.maps.layout import (
+    FLOW_WAYS,
+    NEXTHOPS,
+    PATH,
+    PATH_EXTRA_SNAT_SHIFT,
+    PATH_KEEPS_PORT_SHIFT,
+    PATH_L4_SHIFT,
+    PathL4,
+    is_zero,
+)
 from lbagent.maps.map_names import family_map
 from lbagent.model.family import Family
 
@@ -183,16 +192,23 @@ def find_flow(maps: FlowMaps, client: FlowEnd, frontend: FlowEnd, l4: PathL4, se
     return _spilled(family, key, value) if value else None
 
 
-def snat_client(maps: FlowMaps, family: Family, backend: int, port: int, seeds: tuple[int, int]) -> FlowEnd | None:
-    """Return who holds a SNAT port (host order) towards the backend with this id; None if it is free. Raises KernelError."""
+def snat_client(
+    maps: FlowMaps, family: Family, backend: int, port: int, seeds: tuple[int, int], frontend_port: int = 0
+) -> FlowEnd | None:
+    """Return who holds a SNAT port (host order) towards the backend with this id; None if it is free. Raises KernelError.
+
+    `frontend_port`: that of the flow, which decides where the backend keeps it.
+    """
     path, slot, paths, slots = PATH[family], SNAT[family], family_map(family, "path"), family_map(family, "snat")
     if (backend + 1) * path.size > maps.specs[paths].value_size:
         return None
     with maps.window(paths, backend * path.size, path.size) as view:
         address, _, path_port, _, flags, hop, *_ = path.codec.unpack(view)
-    end, l4 = FlowEnd(address, int.from_bytes(path_port, "big")), PathL4(flags >> PATH_L4_SHIFT & max(PathL4))
+    port_of_backend = int.from_bytes(path_port, "big") or frontend_port
+    end, l4 = FlowEnd(address, port_of_backend), PathL4(flags >> PATH_L4_SHIFT & max(PathL4))
     count = maps.specs[slots].value_size // slot.size
-    at = snat_position(end, l4, hop >> PATH_EXTRA_SNAT_SHIFT, port, seeds, count) * slot.size
+    source = hop % (1 << PATH_KEEPS_PORT_SHIFT) >> PATH_EXTRA_SNAT_SHIFT
+    at = snat_position(end, l4, source, port, seeds, count) * slot.size
     with maps.window(slots, at, slot.size) as view:
         words = memoryview(bytes(view)).cast("Q")
         is_same = view.cast("Q")[0] == words[0]  # IPv6: the words of the address have no generation

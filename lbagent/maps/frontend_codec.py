@@ -9,13 +9,17 @@ from __future__ import annotations
 from functools import lru_cache
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lbagent.maps.layout import (
     HOST_ORDER,
     LB4_REVERSE_NAT,
     LB6_REVERSE_NAT,
     LB_AFFINITY_MATCH,
+    LB_PORT_RANGE,
     LB_SERVICE,
+    PORT_RANGE_KEY,
+    PORT_RANGE_STATIC_BITS,
     REVNAT_NO_LOCAL_BACKEND,
     SOURCE_RANGE_KEY,
     SOURCE_RANGE_STATIC_BITS,
@@ -26,6 +30,7 @@ from lbagent.maps.layout import (
     U32,
     u32_values,
 )
+from lbagent.maps.port_cover import port_prefixes
 from lbagent.model.address import L3n4Addr, L4Type, Scope
 from lbagent.model.family import Family
 from lbagent.model.maglev import Member, lookup_table
@@ -46,6 +51,7 @@ class FrontendEntries(Struct):
     verdicts: tuple[tuple[bytes, bytes], ...] = ()  # the ones with a value other than PRESENT: an interrupted change
     members: tuple[Member, ...] = ()
     table: bytes | None = None
+    ports: frozenset[bytes] = frozenset()  # LPM keys of a range of ports, which both scopes share: of scope EXTERNAL
 
     @property
     def has_table(self) -> bool:
@@ -70,6 +76,8 @@ def encode(svc: SVC) -> FrontendEntries:
     for slot, backend in enumerate(svc.selectable + svc.unselectable, 1):
         slots[slot] = pack(backend.id, 0, rev, low, high, 0)
     rows = FrontendEntries(svc.id, slots)
+    if svc.frontend.last_port and svc.frontend.scope is Scope.EXTERNAL:
+        rows.ports = port_range_keys(svc.frontend)
     if svc.id:
         rows.reverse = reverse_nat_value(svc.frontend, no_local_backend=svc.no_local_backend)
         if svc.session_affinity:
@@ -107,7 +115,7 @@ def weights_differ(svc: SVC) -> bool:
 def service_key_parts(frontend: L3n4Addr) -> tuple[bytes, bytes]:
     """Return the bytes before and after the slot in the keys of a frontend."""
     head = frontend.address + frontend.port.to_bytes(2, "big")
-    return head, bytes((frontend.protocol.number, frontend.scope, 0, 0))
+    return head, bytes((frontend.protocol.number, frontend.scope)) + frontend.last_port.to_bytes(2, "big")
 
 
 def service_key(frontend: L3n4Addr, slot: int) -> bytes:
@@ -125,7 +133,8 @@ def split_service_key(key: bytes) -> tuple[bytes, int]:
 def frontend_of(name: bytes) -> L3n4Addr:
     """Return the frontend of the first part of split_service_key."""
     address, rest = name[:-6], name[-6:]
-    return L3n4Addr(address, int.from_bytes(rest[:2], "big"), L4Type.from_number(rest[2]), Scope(rest[3]))
+    first, last = int.from_bytes(rest[:2], "big"), int.from_bytes(rest[4:], "big")
+    return L3n4Addr(address, first, L4Type.from_number(rest[2]), Scope(rest[3]), last_port=last)
 
 
 def service_id_of(value: bytes | bytearray) -> int:
@@ -165,16 +174,20 @@ def with_flags(value: bytes, flags: int) -> bytes:
 
 
 def reverse_nat_value(frontend: L3n4Addr, *, no_local_backend: bool = False) -> bytes:
-    """Return the reverse NAT value of a frontend; `no_local_backend` makes the program drop instead of reject."""
+    """Return the reverse NAT value of a frontend; `no_local_backend` makes the program drop instead of reject.
+
+    That of a range has port 0: its replies keep their port.
+    """
     scope = frontend.scope | (REVNAT_NO_LOCAL_BACKEND if no_local_backend else 0)
-    address, port, number = frontend.address, frontend.port.to_bytes(2, "big"), frontend.protocol.number
+    port = (0 if frontend.last_port else frontend.port).to_bytes(2, "big")
+    address, number = frontend.address, frontend.protocol.number
     if len(address) == 4:
         return LB4_REVERSE_NAT.pack(address, port, number, scope)
     return LB6_REVERSE_NAT.pack(address, port, number, scope, b"")
 
 
 def reverse_nat_frontend(value: bytes) -> L3n4Addr:
-    """Return the frontend of a reverse NAT value."""
+    """Return the frontend of a reverse NAT value; port 0: its ports are a range, which the value does not have."""
     size = _address_bytes(value)
     port, number, scope = int.from_bytes(value[size : size + 2], "big"), value[size + 2], value[size + 3]
     return L3n4Addr(value[:size], port, L4Type.from_number(number), Scope(scope & 1))
@@ -187,6 +200,35 @@ def has_no_local_backend(value: bytes) -> bool:
 
 def _address_bytes(reverse_nat: bytes) -> int:
     return (Family.IPV4 if len(reverse_nat) == LB4_REVERSE_NAT.size else Family.IPV6).address_bytes
+
+
+def is_reverse_of(value: bytes, frontend: L3n4Addr) -> bool:
+    """Return whether a reverse NAT value is that of the frontend."""
+    found = reverse_nat_frontend(value)
+    if frontend.last_port:
+        return not found.port and found == replace(frontend, port=0, last_port=0)
+    return found == frontend
+
+
+def port_range_keys(frontend: L3n4Addr) -> frozenset[bytes]:
+    """Return the LPM keys of a frontend with a range of ports."""
+    static = PORT_RANGE_STATIC_BITS + 8 * len(frontend.address)
+    layout, number, address = PORT_RANGE_KEY[frontend.family], frontend.protocol.number, frontend.address
+    return frozenset(
+        layout.pack(static + bits, number, b"", address, port.to_bytes(2, "big"), b"")
+        for port, bits in port_prefixes(frontend.port, frontend.last_port)
+    )
+
+
+def port_range_value(frontend: L3n4Addr) -> bytes:
+    """Return the value of each of these keys: the ports in the frontend's keys of the service map."""
+    return LB_PORT_RANGE.pack(frontend.port.to_bytes(2, "big"), frontend.last_port.to_bytes(2, "big"))
+
+
+def port_range_frontend(key: bytes, value: bytes) -> L3n4Addr:
+    """Return the frontend (of scope EXTERNAL) of an entry."""
+    first, last = int.from_bytes(value[:2], "big"), int.from_bytes(value[2:], "big")
+    return L3n4Addr(key[8:-4], first, L4Type.from_number(key[4]), last_port=last)
 
 
 def affinity_match_key(service_id: int, backend_id: int) -> bytes:

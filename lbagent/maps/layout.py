@@ -91,13 +91,25 @@ def _layout(name: str, text: str) -> Layout:
 
 
 # --- services and backends (cilium's bytes) ---
-LB4_KEY = _layout("lb4_key", "be32 address, be16 dport, u16 backend_slot, u8 proto, u8 scope, pad2 pad")
-LB6_KEY = _layout("lb6_key", "be128 address, be16 dport, u16 backend_slot, u8 proto, u8 scope, pad2 pad")
+# (`last_port`, not cilium's: the last port of a range that begins at dport; 0 for one port)
+LB4_KEY = _layout("lb4_key", "be32 address, be16 dport, u16 backend_slot, u8 proto, u8 scope, be16 last_port")
+LB6_KEY = _layout("lb6_key", "be128 address, be16 dport, u16 backend_slot, u8 proto, u8 scope, be16 last_port")
+# Ranges of ports: protocol, address and a prefix of the port -> the ports of the key in lb{4,6}_service. The prefixes of a range
+# cover its ports exactly (port_cover.py).
+LB4_PORT_RANGE_KEY = _layout(
+    "lb4_port_range_key", "u32 prefixlen, u8 proto, pad3 pad, be32 address, be16 port, pad2 pad_end"
+)
+LB6_PORT_RANGE_KEY = _layout(
+    "lb6_port_range_key", "u32 prefixlen, u8 proto, pad3 pad, be128 address, be16 port, pad2 pad_end"
+)
+PORT_RANGE_STATIC_BITS = 32  # protocol and pad come before the address in the prefix
+LB_PORT_RANGE = _layout("lb_port_range", "be16 first, be16 last")
 # `target` is backend_id (slots); in a master entry LBALG << 24 | affinity seconds, or LBALG << 24 | proxy port with the L7 flag.
 LB_SERVICE = _layout("lb_service", "u32 target, u16 count, be16 rev_nat_index, u8 flags, u8 flags2, u16 qcount")
 LB4_BACKEND = _layout("lb4_backend", "be32 address, be16 port, u8 proto, u8 flags, u16 cluster_id, u8 zone, pad1 pad")
 LB6_BACKEND = _layout("lb6_backend", "be128 address, be16 port, u8 proto, u8 flags, u16 cluster_id, u8 zone, pad1 pad")
 # arrays indexed by service id, so that a reply costs an index and not a hash look-up
+# A removed frontend has proto 0; port 0 is a range: its replies keep their port.
 # `scope` may carry REVNAT_NO_LOCAL_BACKEND: Local policy, no local endpoint, but the cluster has some (drop, do not reject)
 REVNAT_NO_LOCAL_BACKEND = 0x80
 LB4_REVERSE_NAT = _layout("lb4_reverse_nat", "be32 address, be16 port, u8 proto, u8 scope")
@@ -271,7 +283,7 @@ FLOW_DELETE_SPILLED = 0xFFFFFFFF
 class PathFlag(IntEnum):
     """Bits of lb{4,6}_path.flags; PATH_L4_SHIFT has two more."""
 
-    LIVE = 1  # the backend exists; clear = gone (flows of an older gen are stale, too)
+    LIVE = 1  # the backend exists; clear = gone (flows of an older gen are stale, too), or PATH_KEEPS_PORT_SHIFT
     SELECTABLE = 2  # a new flow may take it; clear = maintenance, terminating beside active ones, quarantined
     LOCAL = 4  # on this node: keep the client's address, hand the packet up
     HOST = 8  # the address is the node's own (a socket here, not a pod)
@@ -279,7 +291,10 @@ class PathFlag(IntEnum):
     KEEPS_POD = 128  # on another node: a pod of this node keeps its address towards it
 
 
-PATH_EXTRA_SNAT_SHIFT = 12  # four bits of lb{4,6}_path.nexthop: number of the source address, 0 = the first
+PATH_EXTRA_SNAT_SHIFT = 12  # three bits of lb{4,6}_path.nexthop: number of the source address, 0 = the first
+# A bit of lb{4,6}_path.nexthop, set in place of PathFlag.LIVE for a backend that exists and keeps the destination port of its flows
+# (its own port is 0): so the quick path, which reads only LIVE, leaves them to the slow path.
+PATH_KEEPS_PORT_SHIFT = 15
 PATH_L4_SHIFT = 4  # two bits of lb{4,6}_path.flags: the backend's protocol, part of the SNAT slot's hash
 
 
@@ -338,6 +353,7 @@ DEVICES = 1024  # positions of lb_device
 DIRECT_MARKS = 4096  # of lb_direct, u32 each
 DEVICE_PROBES = 4
 SERVICE_IDS = 1 << 16
+PORT_RANGES = 1 << 16  # entries of lb4_port_range and lb6_port_range: 28 at most for a range
 SERVICE_NONE = 0  # no frontend's id; for a flow whose frontend is the backend itself (bpf/include/program/direct.h)
 FILTER_BITS = 20  # positions of the prefilter
 FILTER_DST_BYTES = (1 << FILTER_BITS) // 4  # two bits: VIP; with it SNAT address, without it local backend
@@ -357,6 +373,7 @@ PATH = {Family.IPV4: LB4_PATH, Family.IPV6: LB6_PATH}
 SOCK_KEY = {Family.IPV4: LB4_SOCK_KEY, Family.IPV6: LB6_SOCK_KEY}
 SOCK_VALUE = {Family.IPV4: LB4_SOCK_VALUE, Family.IPV6: LB6_SOCK_VALUE}
 STREAM = {Family.IPV4: LB4_STREAM, Family.IPV6: LB6_STREAM}
+PORT_RANGE_KEY = {Family.IPV4: LB4_PORT_RANGE_KEY, Family.IPV6: LB6_PORT_RANGE_KEY}
 SOURCE_RANGE_KEY = {Family.IPV4: LB4_SOURCE_RANGE_KEY, Family.IPV6: LB6_SOURCE_RANGE_KEY}
 LAYOUTS: tuple[Layout, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Layout))
 

@@ -45,7 +45,7 @@ class Reason(IntEnum):
     # dropped
     DROP_NO_BACKEND = 64  # the reject rate is used up for an answer; or a ping, and no frontend takes new flows
     DROP_SOURCE_RANGE = 65  # the source ranges of the service exclude the client
-    DROP_NO_LOCAL_BACKEND = 66  # Local policy: backends on other nodes only
+    DROP_NO_LOCAL_BACKEND = 66  # Local policy: backends on other nodes only; a local redirect that drops without a Pod
     DROP_NOT_ROUTABLE = 67  # ClusterIP from outside with --external-clusterip off
     DROP_SNAT_EXHAUSTED = 68  # no free SNAT port
     DROP_RACE = 69  # other CPUs inserted into the flow's bucket twice in a row

@@ -27,6 +27,7 @@ from lbagent.maps.layout import (
     LB4_FRAG_KEY,
     LB4_KEY,
     LB4_PATH,
+    LB4_PORT_RANGE_KEY,
     LB4_REVERSE_NAT,
     LB4_SOCK_KEY,
     LB4_SOCK_VALUE,
@@ -37,6 +38,7 @@ from lbagent.maps.layout import (
     LB6_FRAG_KEY,
     LB6_KEY,
     LB6_PATH,
+    LB6_PORT_RANGE_KEY,
     LB6_REVERSE_NAT,
     LB6_SOCK_KEY,
     LB6_SOCK_VALUE,
@@ -54,6 +56,7 @@ from lbagent.maps.layout import (
     LB_NEIGHBOR_KEY,
     LB_NEXTHOP,
     LB_NEXTHOP_KEY,
+    LB_PORT_RANGE,
     LB_RULES,
     LB_SERVICE,
     LB_TCP,
@@ -62,6 +65,7 @@ from lbagent.maps.layout import (
     METRIC_BACKEND,
     NEIGHBORS,
     NEXTHOPS,
+    PORT_RANGES,
     RULES,
     SCRATCH_SIZE,
     SERVICE_IDS,
@@ -103,6 +107,7 @@ class MapRole(Enum):
     REVERSE_NAT = auto()  # by service id
     AFFINITY_MATCH = auto()
     SOURCE_RANGE = auto()
+    PORT_RANGE = auto()
     MAGLEV = auto()  # by service id
 
 
@@ -178,6 +183,24 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
             s.source_ranges,
             F_NO_PREALLOC,
             role=r.SOURCE_RANGE,
+        ),
+        MapSpec(
+            "lb4_port_range",
+            t.LPM_TRIE,
+            LB4_PORT_RANGE_KEY.size,
+            LB_PORT_RANGE.size,
+            PORT_RANGES,
+            F_NO_PREALLOC,
+            role=r.PORT_RANGE,
+        ),
+        MapSpec(
+            "lb6_port_range",
+            t.LPM_TRIE,
+            LB6_PORT_RANGE_KEY.size,
+            LB_PORT_RANGE.size,
+            PORT_RANGES,
+            F_NO_PREALLOC,
+            role=r.PORT_RANGE,
         ),
         MapSpec("lb4_maglev", t.HASH_OF_MAPS, 4, 4, SERVICE_IDS, F_NO_PREALLOC, role=r.MAGLEV),
         MapSpec("lb6_maglev", t.HASH_OF_MAPS, 4, 4, SERVICE_IDS, F_NO_PREALLOC, role=r.MAGLEV),
@@ -265,6 +288,8 @@ ADDED_MAPS = (
     "lb_rules",
     "lb_backend_flows",
     "lb_swept",
+    "lb4_port_range",
+    "lb6_port_range",
 )  # pins of an earlier version of this schema lack them; only the agent makes them
 
 # The old map, for programs while flows are being moved. At any other time it is the map itself (bpf/load/loader.py).

@@ -137,6 +137,7 @@ class L3n4Addr(Struct, frozen=True, gc=False):
     protocol: L4Type = L4Type.TCP
     scope: Scope = Scope.EXTERNAL
     cluster_id: int = 0
+    last_port: int = 0  # of a frontend with a range of ports, which begins at `port`; 0: it has one port
 
     def __post_init__(self) -> None:
         """Convert the types of callers at the edge: two equal addresses must be equal keys. Raises ValueError."""
@@ -144,7 +145,7 @@ class L3n4Addr(Struct, frozen=True, gc=False):
             force_setattr(self, "address", parse_ip(str(self.address)))
         if type(self.protocol) is not L4Type:
             force_setattr(self, "protocol", L4Type.parse(self.protocol))
-        if self.port >> 16 or len(self.address) not in _ADDRESS_BYTES:  # also a negative port
+        if (self.port | self.last_port) >> 16 or len(self.address) not in _ADDRESS_BYTES:  # also a negative port
             raise ValueError(
                 f"{self.address!r}, port {self.port}: an address needs 4 or 16 bytes and a port of 0-65535"
             )
@@ -170,9 +171,22 @@ class L3n4Addr(Struct, frozen=True, gc=False):
         return format_ip(self.address)
 
     @property
-    def sort_key(self) -> tuple[int, bytes, int, int, int]:
-        """Order by family, numeric address, port, protocol number, scope: the order of slots."""
-        return (len(self.address), self.address, self.port, self.protocol.number, self.scope)
+    def sort_key(self) -> tuple[int, bytes, int, int, int, int]:
+        """Order by family, numeric address, port, protocol number, scope (the order of slots); a range after its first port."""
+        return (len(self.address), self.address, self.port, self.protocol.number, self.scope, self.last_port)
+
+    @property
+    def port_text(self) -> str:
+        """The port, or FIRST-LAST."""
+        return f"{self.port}-{self.last_port}" if self.last_port else str(self.port)
+
+    def has_port(self, port: int) -> bool:
+        """Return whether packets to this port of the address are for it."""
+        return self.port <= port <= (self.last_port or self.port)
+
+    def overlaps(self, other: L3n4Addr) -> bool:
+        """Return whether both have a port in common; the rest of the addresses is not compared."""
+        return self.port <= (other.last_port or other.port) and other.port <= (self.last_port or self.port)
 
     def _format(self, tail: str) -> str:
         host = format_ip(self.address)
@@ -180,15 +194,15 @@ class L3n4Addr(Struct, frozen=True, gc=False):
             host += f"@{self.cluster_id}"
         if len(self.address) == 16:
             host = f"[{host}]"
-        return f"{host}:{self.port}{tail}" + ("/i" if self.scope else "")
+        return f"{host}:{self.port_text}{tail}" + ("/i" if self.scope else "")
 
     def __str__(self) -> str:
-        """Return `IPv4:Port[/i]` or `[IPv6]:Port[/i]`; `/i` marks the internal scope."""
+        """Return `IPv4:Port[/i]` or `[IPv6]:Port[/i]`; `/i` marks the internal scope. A range is FIRST-LAST."""
         return self._format("")
 
     def with_protocol(self) -> str:
         """Return `IP:Port/PROTO[/i]`."""
-        if len(self.address) == 4 and not (self.cluster_id or self.scope):  # nearly all of the many that are listed
+        if len(self.address) == 4 and not (self.cluster_id or self.scope or self.last_port):  # nearly all of the many
             a, b, c, d = self.address
             return f"{a}.{b}.{c}.{d}:{self.port}{_SLASHED[self.protocol]}"
         return self._format(_SLASHED[self.protocol])
@@ -198,12 +212,16 @@ class L3n4Addr(Struct, frozen=True, gc=False):
         return self._format(f"/{self.protocol.map_text}")
 
     def hash_key(self) -> bytes:
-        """Return bytes that differ for each (address, cluster, port, protocol, scope): 12 for IPv4, 24 for IPv6."""
+        """Return bytes that differ for each (address, cluster, ports, protocol, scope).
+
+        They are 12 for IPv4, 24 for IPv6, and 2 more for a range.
+        """
         return (
             self.address
             + self.cluster_id.to_bytes(4, "big")
             + self.port.to_bytes(2, "big")
             + bytes((self.protocol.number, self.scope))
+            + (self.last_port.to_bytes(2, "big") if self.last_port else b"")
         )
 
     def with_scope(self, scope: Scope) -> L3n4Addr:
@@ -212,7 +230,7 @@ class L3n4Addr(Struct, frozen=True, gc=False):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `IP:Port[/PROTO][/i]` with IPv6 in brackets and an optional `@CLUSTER` after the IP. Raises ValueError.
+        """Read `IP:Port[-Last][/PROTO][/i]` with IPv6 in brackets and an optional `@CLUSTER` after the IP. Raises ValueError.
 
         Without a protocol it is TCP.
         """
@@ -241,4 +259,8 @@ class L3n4Addr(Struct, frozen=True, gc=False):
         if at and not (cluster.isascii() and cluster.isdecimal() and int(cluster) < 1 << 32):
             raise ValueError(f"{cluster!r} is not a cluster id")
         protocol = L4Type.parse(words[0]) if words else L4Type.TCP
-        return cls(parse_ip(host), parse_port(port), protocol, scope, int(cluster) if at else 0)
+        first, dash, last = port.partition("-")
+        ports = parse_port(first), parse_port(last) if dash else 0
+        if dash and not 0 < ports[0] < ports[1]:
+            raise ValueError(f"{port!r} is not a range of ports")
+        return cls(parse_ip(host), ports[0], protocol, scope, int(cluster) if at else 0, ports[1])

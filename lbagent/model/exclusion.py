@@ -53,7 +53,7 @@ class Exclusion(Struct, frozen=True, gc=False):
             return False
         if not self.port or not frontend.port:
             return True
-        return self.port == frontend.port and self.protocol in (None, frontend.protocol)
+        return frontend.has_port(self.port) and self.protocol in (None, frontend.protocol)
 
 
 def exclusion_of(frontend: L3n4Addr, exclusions: Iterable[Exclusion]) -> Exclusion | None:

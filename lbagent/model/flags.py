@@ -76,7 +76,7 @@ class ServiceFlags(int):
 
         Equal ones are one object: 30,000 frontends have only a few.
         """
-        host_port = param.svc_type == SVCType.HOST_PORT
+        can_be_loopback = param.svc_type in (SVCType.HOST_PORT, SVCType.LOCAL_REDIRECT)
         two_scopes = param.two_scopes
         if two_scopes is None:
             two_scopes = param.svc_ext_local != param.svc_int_local and param.svc_type != SVCType.CLUSTER_IP
@@ -91,7 +91,7 @@ class ServiceFlags(int):
             (param.check_source_range, cls.SOURCE_RANGE),
             (param.check_source_range and param.source_range_deny, cls.SOURCE_RANGE_DENY),
             (param.l7_load_balancer, cls.L7_LOAD_BALANCER),
-            (param.loopback_hostport and host_port, cls.LOOPBACK),
+            (param.loopback_hostport and can_be_loopback, cls.LOOPBACK),
             (param.forwarding_dsr, cls.FORWARDING_DSR),
         ):
             if wanted:

@@ -19,7 +19,10 @@ Key = TypeVar("Key", bound=Hashable)
 _KINDS = {
     kind: number
     for number, kind in enumerate(
-        (SVCType.CLUSTER_IP, SVCType.NODE_PORT, SVCType.LOAD_BALANCER, SVCType.EXTERNAL_IPS, SVCType.HOST_PORT)
+        (
+            *(SVCType.CLUSTER_IP, SVCType.NODE_PORT, SVCType.LOAD_BALANCER, SVCType.EXTERNAL_IPS, SVCType.HOST_PORT),
+            SVCType.LOCAL_REDIRECT,
+        )
     )
 }
 OPERATORS_OWN = -1.0  # `SVC.created` of the operator's own files: before everything else

@@ -147,6 +147,11 @@ class SVC(_Identified, frozen=True, gc=False, kw_only=True):
         return self.name == RESTORED
 
     @property
+    def passes_untouched(self) -> bool:
+        """Whether it is at an address of a local redirect, for what is not redirected: its packets pass as they are."""
+        return self.type is SVCType.LOCAL_REDIRECT and self.loopback_hostport
+
+    @property
     def backends(self) -> tuple[Backend, ...]:
         """All backends: slots in order, then those without a slot."""
         return self.selectable + self.unselectable + self.slotless

@@ -36,6 +36,7 @@ class State(Struct, frozen=True, gc=False, eq=False):
     _by_frontend: dict[L3n4Addr, SVC] | None = None
     _by_name: dict[ServiceName, tuple[SVC, ...]] | None = None
     _backends: dict[L3n4Addr, Backend] | None = None
+    _with_ranges: tuple[SVC, ...] | None = None
 
     def __eq__(self, other: object) -> bool:
         """Compare the contents, not the indexes."""
@@ -54,6 +55,18 @@ class State(Struct, frozen=True, gc=False, eq=False):
     def __repr__(self) -> str:
         """Stay on one line."""
         return f"State(generation={self.generation}, {len(self.services)} frontends)"
+
+    def ranges_of(self, frontend: L3n4Addr) -> list[SVC]:
+        """Return the frontends (of both scopes) with a range that has this port of the address."""
+        if self._with_ranges is None:
+            force_setattr(self, "_with_ranges", tuple([svc for svc in self.services if svc.frontend.last_port]))
+        return [
+            svc
+            for svc in self._with_ranges or ()
+            if svc.frontend.has_port(frontend.port)
+            and svc.frontend.address == frontend.address
+            and svc.frontend.protocol is frontend.protocol
+        ]
 
     @property
     def by_frontend(self) -> dict[L3n4Addr, SVC]:

@@ -46,13 +46,17 @@ OPERATOR, FOLDER, KUBE, NATIVE_POOLS, SYNTHETIC = "operator", "folder", "kube", 
 
 
 class ServicePort(Struct, frozen=True, gc=False):
-    """A port of a Service; `index` is its place in spec.ports, for messages. node_port 0 = none."""
+    """A port of a Service; `index` is its place in spec.ports, for messages. node_port 0 = none.
+
+    `last_port`: it is the range of ports of one, which begins at `port`; 0: it is none.
+    """
 
     name: str
     protocol: L4Type
     port: int
     node_port: int = 0
     index: int = 0
+    last_port: int = 0
 
 
 class BalancerPort(Struct, frozen=True, gc=False):
@@ -131,6 +135,7 @@ class Service(Struct, frozen=True, gc=False):
     l7_proxy_port: int = 0
     balancer: Balancer | None = None
     binds: tuple[bytes, ...] = ()
+    port_ranges: tuple[ServicePort, ...] = ()  # of some of the ports
 
     @property
     def has_affinity(self) -> bool:
@@ -244,7 +249,7 @@ class HostPort(Struct, frozen=True, gc=False):
 
 
 class Pod(Struct, frozen=True, gc=False):
-    """A v1 Pod: what HostPort frontends and weights need."""
+    """A v1 Pod: what HostPort frontends, weights and local redirects need. `ready`: its condition Ready is True."""
 
     namespace: str
     name: str
@@ -257,11 +262,51 @@ class Pod(Struct, frozen=True, gc=False):
     finished: bool = False  # phase Succeeded or Failed
     host_network: bool = False
     weight: int | None = None
+    ready: bool = False
+    labels: Mapping[str, str] = MappingProxyType({})
 
     @property
     def key(self) -> str:
         """Namespace and name in one text."""
         return f"{self.namespace}/{self.name}"
+
+
+class RedirectPort(Struct, frozen=True, gc=False):
+    """A port of a local redirect's frontend or backend; the name of a port without one is ''."""
+
+    port: int
+    protocol: L4Type
+    name: str = ""
+
+
+class LocalRedirect(Struct, frozen=True, gc=False):
+    """A LocalRedirectPolicy, or Cilium's object of that meaning (`kind`).
+
+    Its frontend is an `address` with `frontend_ports`, or (None) the Service `service` of its namespace with these ports, () =
+    all. `skips_backends`: its pods reach the original Service. `drops_when_empty`: without a ready pod nothing is reached.
+    """
+
+    kind: str
+    namespace: str
+    name: str
+    origin: Origin = NOWHERE
+    created: float = 0.0
+    address: bytes | None = None
+    service: str = ""
+    frontend_ports: tuple[RedirectPort, ...] = ()
+    selector: Mapping[str, str] = MappingProxyType({})
+    backend_ports: tuple[RedirectPort, ...] = ()
+    skips_backends: bool = False
+    drops_when_empty: bool = False
+
+    @property
+    def key(self) -> str:
+        """Namespace and name in one text."""
+        return f"{self.namespace}/{self.name}"
+
+    def selects(self, pod: Pod) -> bool:
+        """Return whether a Pod is of its namespace and has all labels of its selector."""
+        return pod.namespace == self.namespace and self.selector.items() <= pod.labels.items()
 
 
 class ServiceCIDR(Struct, frozen=True, gc=False):
@@ -316,7 +361,9 @@ class FailedChecks(Struct, frozen=True, gc=False):
         return self.service
 
 
-KubeObject = Service | EndpointSlice | Endpoints | Node | Pod | ServiceCIDR | StateOverride | FailedChecks
+KubeObject = (
+    Service | EndpointSlice | Endpoints | Node | Pod | ServiceCIDR | StateOverride | LocalRedirect | FailedChecks
+)
 KINDS: dict[str, type[Any]] = {
     "Service": Service,
     "EndpointSlice": EndpointSlice,
@@ -325,6 +372,8 @@ KINDS: dict[str, type[Any]] = {
     "Pod": Pod,
     "ServiceCIDR": ServiceCIDR,
     "BackendState": StateOverride,
+    "LocalRedirectPolicy": LocalRedirect,
+    "CiliumLocalRedirectPolicy": LocalRedirect,
     "FailedChecks": FailedChecks,
 }
 
@@ -341,6 +390,8 @@ class ObjectSnapshot(Struct, frozen=True):
     pods: Mapping[str, Pod] = _EMPTY
     service_cidrs: Mapping[str, ServiceCIDR] = _EMPTY
     backend_states: Mapping[str, StateOverride] = _EMPTY
+    local_redirects: Mapping[str, LocalRedirect] = _EMPTY
+    cilium_local_redirects: Mapping[str, LocalRedirect] = _EMPTY
     failed_checks: Mapping[str, FailedChecks] = _EMPTY
 
     def of_kind(self, kind: str) -> Mapping[str, Any]:
@@ -356,6 +407,8 @@ FIELD_OF_KIND = {
     "Pod": "pods",
     "ServiceCIDR": "service_cidrs",
     "BackendState": "backend_states",
+    "LocalRedirectPolicy": "local_redirects",
+    "CiliumLocalRedirectPolicy": "cilium_local_redirects",
     "FailedChecks": "failed_checks",
 }
 

@@ -13,6 +13,7 @@ from lbagent.objects.records import (
     ObjectSnapshot,
 )
 
+_KINDS_WITH_ROWS = ("Pod", "LocalRedirectPolicy", "CiliumLocalRedirectPolicy")  # beside Services
 _KINDS_OF_FACTS = frozenset({"Endpoints", "EndpointSlice", "Node"})
 _Kinds = dict[str, dict[str, KubeObject]]  # objects by key, by kind
 
@@ -51,25 +52,27 @@ class Store:
         return None
 
     def services_of(self, sources: Iterable[str]) -> set[str]:
-        """Return the keys of the Services (and Pods) of which these sources have a part."""
+        """Return the keys of the Services (Pods, local redirects) of which these sources have a part."""
         found = set[str]()
         for source in sources:
             kinds = self._objects[source]
             found |= _services_of_slices(kinds)
-            found.update(obj.key for kind in ("Service", "Endpoints", "Pod") for obj in kinds[kind].values())
+            found.update(
+                obj.key for kind in ("Service", "Endpoints", *_KINDS_WITH_ROWS) for obj in kinds[kind].values()
+            )
         return found
 
     def held_only_by(self, sources: Collection[str]) -> tuple[set[str], set[str]]:
-        """Return the keys of the Services (and Pods), and of those with endpoints, that no other source has."""
+        """Return the keys of the Services (Pods, local redirects), and of those with endpoints, that no other source has."""
         if not sources:
             return set(), set()
         services: dict[bool, set[str]] = {True: set(), False: set()}
         endpoints: dict[bool, set[str]] = {True: set(), False: set()}
         for source, kinds in self._objects.items():
             is_one = source in sources
-            pods = {obj.key for obj in kinds["Pod"].values()}
-            services[is_one] |= pods | {obj.key for obj in kinds["Service"].values()}
-            endpoints[is_one] |= pods | _services_of_slices(kinds) | {obj.key for obj in kinds["Endpoints"].values()}
+            others = {obj.key for kind in _KINDS_WITH_ROWS for obj in kinds[kind].values()}
+            services[is_one] |= others | {obj.key for obj in kinds["Service"].values()}
+            endpoints[is_one] |= others | _services_of_slices(kinds) | {obj.key for obj in kinds["Endpoints"].values()}
         return services[True] - services[False], endpoints[True] - endpoints[False]
 
     def services_with_endpoints(self) -> set[str]:

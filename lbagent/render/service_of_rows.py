@@ -25,10 +25,11 @@ def resolved_service(name: str, rows: Iterable[SVC], addresses_of_nodes: Collect
     """Return a Service of its rows; None where none of them is a Service's.
 
     It leaves out rows that are not a Service's (the HostPort of a Pod). Rows without a port (the wildcard row of a
-    ClusterIP) are in `svcs` alone.
+    ClusterIP), those with a range of ports, and those of a local redirect, which only this node's pods and processes use, are in
+    `svcs` alone.
     """
     svcs = tuple(row for row in rows if row.type is not SVCType.HOST_PORT)
-    served = [row for row in svcs if not row.wildcard]
+    served = [row for row in svcs if not (row.wildcard or row.frontend.last_port or row.type is SVCType.LOCAL_REDIRECT)]
     if not served:
         return None
     ports: dict[str, ServicePort] = {}

@@ -34,6 +34,11 @@ class SharedStates:
         """Return whether any Service or Pod has an SVC with this backend."""
         return address in self._users
 
+    def users_of(self, address: L3n4Addr) -> tuple[str, ...]:
+        """Return the owners that have an SVC with this backend."""
+        users = self._users.get(address, ())
+        return (users,) if isinstance(users, str) else users
+
     def update(
         self, owner: str, frontends: Iterable[SVC], filtered_out: Iterable[L3n4Addr] = ()
     ) -> tuple[set[str], set[str]]:

@@ -11,6 +11,7 @@ from lbagent.model.address import L3n4Addr
 from lbagent.model.select import EndpointInfo
 from lbagent.objects.records import FailedChecks
 from lbagent.resolve.frontends import LocalNode
+from lbagent.resolve.local_redirects import Redirect
 from lbagent.resolve.overrides import Overrides
 
 
@@ -26,6 +27,7 @@ class BuildContext(Struct, frozen=True, gc=False):
     nodes: Mapping[bytes, str] = MappingProxyType({})  # of addresses with contradicting objects (placement.py)
     dead_nodes: frozenset[str] = frozenset()
     resets_dead_nodes: bool = False  # flows to endpoints of dead nodes end
+    redirects: Mapping[L3n4Addr, Redirect] = MappingProxyType({})  # by frontend
 
     def ends_flows_of(self, info: EndpointInfo) -> bool:
         """Return whether flows to an endpoint that takes no new ones end, as if it had left its slice."""

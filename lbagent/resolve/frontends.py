@@ -79,7 +79,9 @@ def beyond_share(service: Service, node: LocalNode) -> tuple[WantedFrontend, int
     ports = len(service.ports)
     per_port = len(service.cluster_ips) + len(service.ingress) + sum(1 for _ in _served_external_ips(service, node))
     places = sum(len(node.host_addresses) + 1 if bind in UNSPECIFIED.values() else 1 for bind in service.binds)
-    total = (per_port + places) * ports + sum(1 for _ in _node_ports(service, node))
+    total = (
+        (per_port + places) * ports + per_port * len(service.port_ranges) + sum(1 for _ in _node_ports(service, node))
+    )
     return first, total - sum(not want.is_wildcard for want in found)
 
 
@@ -113,20 +115,30 @@ def excluded_frontends(service: Service, node: LocalNode) -> Iterator[tuple[L3n4
 def _all(service: Service, node: LocalNode) -> Iterator[WantedFrontend]:
     for index, address in enumerate(service.cluster_ips):
         field: FieldPath = ("spec", "clusterIPs", index)
-        for port in service.ports:
-            yield WantedFrontend(L3n4Addr(address, port.port, port.protocol), SVCType.CLUSTER_IP, field, port)
+        for port in _ports_of(service):
+            yield WantedFrontend(_frontend(address, port), SVCType.CLUSTER_IP, field, port)
         yield WantedFrontend(L3n4Addr(address, 0, L4Type.NONE), SVCType.CLUSTER_IP, field)
     yield from _node_ports(service, node)
     for address in service.ingress:
-        for port in service.ports:
-            frontend = L3n4Addr(address, port.port, port.protocol)
+        for port in _ports_of(service):
+            frontend = _frontend(address, port)
             yield WantedFrontend(frontend, SVCType.LOAD_BALANCER, ("status", "loadBalancer", "ingress"), port)
     for index, address in _served_external_ips(service, node):
-        for port in service.ports:
-            frontend = L3n4Addr(address, port.port, port.protocol)
+        for port in _ports_of(service):
+            frontend = _frontend(address, port)
             yield WantedFrontend(frontend, SVCType.EXTERNAL_IPS, ("spec", "externalIPs", index), port)
     for bind in service.binds:
         yield from _bound(bind, service.ports, node)
+
+
+def _ports_of(service: Service) -> Iterator[ServicePort]:
+    """Yield the ports of addresses of the Service, then its ranges of ports: node ports and bind addresses have none."""
+    yield from service.ports
+    yield from service.port_ranges
+
+
+def _frontend(address: bytes, port: ServicePort) -> L3n4Addr:
+    return L3n4Addr(address, port.port, port.protocol, last_port=port.last_port)
 
 
 def _served_external_ips(service: Service, node: LocalNode) -> Iterator[tuple[int, bytes]]:

@@ -10,6 +10,7 @@ from lbagent.objects.records import (
     Endpoints,
     EndpointSlice,
     FailedChecks,
+    LocalRedirect,
     Node,
     ObjectChange,
     Pod,
@@ -27,7 +28,7 @@ class ObjectIndex:
     """The objects, indexed for resolve, and the changes since its last run.
 
     `dirty` are keys of Services to build again; `all_dirty` when this node changed; `pods_dirty` when HostPort frontends may
-    have.
+    have, `redirects_dirty` when local redirects or their Pods may have.
     """
 
     def __init__(self, node_name: str, sources: Sequence[str] = ()) -> None:
@@ -36,11 +37,14 @@ class ObjectIndex:
         self._sources = sources
         self.services: dict[str, Service] = {}
         self.pods: dict[str, Pod] = {}  # those with a weight, or with hostPorts on this node
+        self._pods_here: dict[str, Pod] = {}  # those of this node
+        self.redirects: dict[tuple[str, str], LocalRedirect] = {}  # by kind and key
         self.failed_checks: dict[str, FailedChecks] = {}  # by service key
         self.with_node_ports: set[str] = set()
         self.dirty: set[str] = set()
         self.all_dirty = False
         self.pods_dirty = False
+        self.redirects_dirty = False
         self._slices: dict[str, dict[str, EndpointSlice]] = {}  # by service key, then by slice key
         self._endpoints: dict[str, Endpoints] = {}
         self._all_overrides: dict[str, StateOverride] = {}  # also those of other nodes
@@ -72,6 +76,12 @@ class ObjectIndex:
                 self.all_dirty |= _node_facts(before) != _node_facts(self._node)
             case StateOverride():
                 self._override(key, new)
+            case LocalRedirect() as redirect:
+                if isinstance(new, LocalRedirect):
+                    self.redirects[redirect.kind, key] = new
+                else:
+                    self.redirects.pop((redirect.kind, key), None)
+                self.redirects_dirty = True
             case FailedChecks():
                 _put(self.failed_checks, key, new)
                 self.dirty.add(key)
@@ -131,6 +141,7 @@ class ObjectIndex:
     def _pod(self, key: str, new: object) -> None:
         old = self.pods.get(key)
         pod = new if isinstance(new, Pod) else None
+        self._pod_here(key, pod)
         if pod is not None and pod.weight is None and not is_relevant(pod, self._here):
             pod = None
         _put(self.pods, key, pod)
@@ -140,6 +151,12 @@ class ObjectIndex:
         if _weight_facts(old) != _weight_facts(pod):
             self._stale_pods.add(key)
             self._stale_addresses.update(ip for each in (old, pod) if each for ip in each.ips)
+
+    def _pod_here(self, key: str, pod: Pod | None) -> None:
+        known = key in self._pods_here
+        _put(self._pods_here, key, pod if pod is not None and pod.node == self._here != "" else None)
+        if self.redirects and (known or key in self._pods_here):
+            self.redirects_dirty = True
 
     def _claims_of_pod(self, pod: Pod | None) -> Iterable[AddressOnNode]:
         """Return the places of a Pod with HostPort frontends on this node."""
@@ -160,7 +177,7 @@ class ObjectIndex:
     def is_changed(self) -> bool:
         """Whether anything changed since `forget_changes`."""
         stale = self._stale_addresses or self._stale_pods or self._stale_nodes
-        return bool(self.dirty or self.all_dirty or self.pods_dirty or stale)
+        return bool(self.dirty or self.all_dirty or self.pods_dirty or self.redirects_dirty or stale)
 
     def refresh(self) -> None:
         """Compute the common results of many changes: weights by address, and the Services whose endpoints they concern."""
@@ -183,7 +200,7 @@ class ObjectIndex:
 
     def forget_changes(self) -> None:
         """Reset the changes: the State includes them."""
-        self.dirty, self.all_dirty, self.pods_dirty = set(), False, False
+        self.dirty, self.all_dirty, self.pods_dirty, self.redirects_dirty = set(), False, False, False
         self._stale_addresses, self._stale_pods, self._stale_nodes = set(), set(), set()
 
     # --- the interface for resolve ---
@@ -253,6 +270,10 @@ class ObjectIndex:
     def relevant_pods(self) -> list[Pod]:
         """Return the Pods that have HostPort frontends on this node."""
         return [pod for pod in self.pods.values() if is_relevant(pod, self._here)]
+
+    def pods_here(self) -> list[Pod]:
+        """Return the Pods of this node that run."""
+        return [pod for pod in self._pods_here.values() if not pod.finished]
 
     def _each_slice(self) -> Iterator[tuple[str, EndpointSlice]]:
         for service, slices in self._slices.items():

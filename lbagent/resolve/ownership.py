@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from lbagent.model.address import L3n4Addr
+from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.message import Message
 from lbagent.model.service import SVCType
 from lbagent.objects.records import Service
@@ -79,6 +79,7 @@ class Contest(Struct, frozen=True, gc=False):
     message: Message
 
 
+_Place = tuple[bytes, L4Type]
 _FrontendClaims = tuple[tuple[FrontendClaim, tuple[L3n4Addr, ...]], ...]  # of one Service, by kind
 
 
@@ -115,6 +116,8 @@ class Ownership:
         # of one pass:
         self._new: set[L3n4Addr] = set()  # frontends that no Service claimed before
         self._undecided: dict[L3n4Addr, FrontendClaim | None] = {}  # contested frontends -> their previous owner
+        self._ranges: dict[_Place, set[L3n4Addr]] = {}  # frontends with ranges of ports, by address and protocol
+        self._changed_ranges: set[_Place] = set()
 
     def set_previous_owner(self, previous_owner: OwnerOf) -> None:
         """Set the previous owner of each frontend; it counts for the first pass."""
@@ -128,8 +131,19 @@ class Ownership:
         return self._previous_owner(frontend) if self._is_first_pass else None
 
     def winning_claim(self, frontend: L3n4Addr) -> FrontendClaim | None:
-        """Return the claim that has the frontend."""
-        return self._owner.get(frontend)
+        """Return the claim that has the frontend; of a range of ports the one that has a range with some of its ports."""
+        claim = self._owner.get(frontend)
+        if not frontend.last_port or claim is None:
+            return claim
+        served: list[L3n4Addr] = []
+        mine = sorted(self._ranges.get(_place(frontend), ()), key=lambda each: (self._owner[each], each.sort_key))
+        for each in mine:
+            before = next((one for one in served if one.overlaps(each)), None)
+            if each == frontend:
+                return claim if before is None else self._owner[before]
+            if before is None:
+                served.append(each)
+        return claim
 
     def owned(self) -> OwnedFrontends:
         """Return the previous owners that matter, quickly: they are computed later, also in another thread."""
@@ -159,8 +173,11 @@ class Ownership:
 
     def _leave(self, frontend: L3n4Addr, key: str) -> None:
         rivals = self._contested.get(frontend)
+        if frontend.last_port:
+            self._changed_ranges.add(_place(frontend))
         if rivals is None:
             del self._owner[frontend]
+            self._forget_range(frontend)
             return
         self._note(frontend)
         del rivals[key]
@@ -168,6 +185,9 @@ class Ownership:
     def _enter(self, frontend: L3n4Addr, key: str, claim: FrontendClaim) -> None:
         holder = self._owner.get(frontend)
         rivals = self._contested.get(frontend)
+        if frontend.last_port:
+            self._ranges.setdefault(_place(frontend), set()).add(frontend)
+            self._changed_ranges.add(_place(frontend))
         if rivals is None:
             if holder is None:
                 self._owner[frontend] = claim
@@ -180,6 +200,12 @@ class Ownership:
             rivals = self._contested[frontend] = {holder.key: holder}
         self._note(frontend)
         rivals[key] = claim
+
+    def _forget_range(self, frontend: L3n4Addr) -> None:
+        if frontend.last_port and (mine := self._ranges.get(_place(frontend))):
+            mine.discard(frontend)
+            if not mine:
+                del self._ranges[_place(frontend)]
 
     def _note(self, frontend: L3n4Addr) -> None:
         """Mark the frontend to be decided, with its owner before this pass."""
@@ -196,15 +222,23 @@ class Ownership:
                 del self._contested[frontend]
             if not rivals:
                 del self._owner[frontend]
+                self._forget_range(frontend)
                 continue
             served = before.key if before else self._previous_owner(frontend) if self._is_first_pass else None
             winner = self._owner[frontend] = _winner(rivals.values(), rivals.get(served or ""))
             if winner != before:
                 changed.update(rivals)
                 self.version += 1
+        for place in self._changed_ranges:
+            changed.update(self._owner[each].key for each in self._ranges.get(place, ()))
+        self._changed_ranges = set()
         self._undecided, self._new = {}, set()
         self._is_first_pass, self._previous_owner = False, _nothing_served
         return changed
+
+
+def _place(frontend: L3n4Addr) -> _Place:
+    return frontend.address, frontend.protocol
 
 
 def _winner(claims: Iterable[FrontendClaim], served: FrontendClaim | None) -> FrontendClaim:

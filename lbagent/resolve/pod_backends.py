@@ -1,4 +1,4 @@
-"""The backends of a Pod: the endpoints that refer to it, and its hostPorts."""
+"""The backends of a Pod: the endpoints that refer to it, its hostPorts, and its ports behind local redirects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from lbagent.model.address import L3n4Addr
 from lbagent.model.cooperative import Cooperative, run_whole
-from lbagent.objects.records import EndpointSlice, ObjectSnapshot
+from lbagent.objects.records import EndpointSlice, ObjectSnapshot, Pod
 
 
 def backends_of_pod(snapshots: Iterable[ObjectSnapshot], pod: str) -> set[L3n4Addr]:
@@ -26,8 +26,7 @@ def pods_of_backends(snapshots: Iterable[ObjectSnapshot], pods: Collection[str])
             yield
         for pod in pods:
             if known := objects.pods.get(pod):
-                ports = [(ip, port) for ip in known.ips for port in known.host_ports]
-                found.update({L3n4Addr(ip, port.target_port, port.protocol): pod for ip, port in ports})
+                found.update(dict.fromkeys(_own_backends(known, objects), pod))
             yield
     return found
 
@@ -44,10 +43,19 @@ def pods_at(snapshots: Iterable[ObjectSnapshot], addresses: Collection[L3n4Addr]
                     found.update(dict.fromkeys((each for each in ports if each in addresses), endpoint.pod))
             yield
         for pod in objects.pods.values():
-            ports = (L3n4Addr(ip, port.target_port, port.protocol) for ip in pod.ips for port in pod.host_ports)
-            found.update(dict.fromkeys((each for each in ports if each in addresses), pod.key))
+            found.update(dict.fromkeys((each for each in _own_backends(pod, objects) if each in addresses), pod.key))
             yield
     return found
+
+
+def _own_backends(pod: Pod, objects: ObjectSnapshot) -> Iterator[L3n4Addr]:
+    """Yield the backends that a Pod is without an endpoint."""
+    ports = [(port.target_port, port.protocol) for port in pod.host_ports]
+    for policies in (objects.local_redirects, objects.cilium_local_redirects):
+        for policy in policies.values():
+            if policy.selects(pod):
+                ports += [(port.port, port.protocol) for port in policy.backend_ports]
+    return (L3n4Addr(ip, port, protocol) for ip in pod.ips for port, protocol in ports)
 
 
 def _each_slice(objects: ObjectSnapshot) -> Iterator[EndpointSlice]:

@@ -35,13 +35,18 @@ from lbagent.resolve.frontends import (
     wanted_frontends,
 )
 from lbagent.resolve.host_ports import host_port_frontends
+from lbagent.resolve.local_redirect_rows import rows_of_address
+from lbagent.resolve.local_redirects import LocalRedirects, Surroundings, local_redirects, owner_name
 from lbagent.resolve.object_index import ObjectIndex
 from lbagent.resolve.overrides import Overrides
 from lbagent.resolve.ownership import Contest, OwnedFrontends, OwnerOf, Ownership
 from lbagent.resolve.service_builder import ServiceBuilder
 
-FrontendsByOwner = dict[str, tuple[SVC, ...]]  # SVCs by owner: a service key, or 'pod:' and a pod key
-KIND_ORDER = ("Node", "BackendState", "FailedChecks", "Pod", "Service", "EndpointSlice", "Endpoints")
+FrontendsByOwner = dict[str, tuple[SVC, ...]]  # by owner: a service key, 'pod:' and a pod key, a local redirect
+KIND_ORDER = (
+    *("Node", "BackendState", "FailedChecks", "Pod", "Service", "EndpointSlice", "Endpoints"),
+    *("LocalRedirectPolicy", "CiliumLocalRedirectPolicy"),
+)
 
 
 class Options(Struct, frozen=True, gc=False):
@@ -128,6 +133,7 @@ class Resolver:
         self._messages: dict[str, tuple[Message, ...]] = {}  # by owner
         self._contests: dict[str, tuple[Contest, ...]] = {}  # by the Service without the frontend
         self._pod_owners: set[str] = set()
+        self._redirects = LocalRedirects()
         # of one run:
         self._context: BuildContext
         self._wanted: dict[str, list[WantedFrontend]] = {}
@@ -277,6 +283,7 @@ class Resolver:
             index.nodes,
             self._dead_nodes,
             self._options.resets_dead_nodes,
+            self._redirects.by_frontend,
         )
         built = yield from self._build(index.dirty)
         for owner, frontends in built.items():
@@ -311,16 +318,23 @@ class Resolver:
         touched: set[str] = set()
         pending = yield from self._contest(dirty)
         index = self._index
-        pods = self._build_pods() if index.pods_dirty or index.all_dirty or (dirty and self._pod_owners) else {}
-        while pending or pods:
-            batch = pods | (yield from self._build_services(pending))
+        others_built = self._build_pods() if index.pods_dirty or index.all_dirty or (dirty and self._pod_owners) else {}
+        has_redirects = bool(index.redirects or self._redirects.messages)
+        while pending or others_built or has_redirects:
+            if not (pending or others_built):  # they depend on all others, and these on them: last, and once
+                has_redirects = False
+                others_built, pending = self._build_redirects(built)
+            batch = others_built | (yield from self._build_services(pending))
             built |= batch
-            pending, pods = set(), {}
+            pending, others_built = set(), {}
             for owner, frontends in batch.items():
                 others, served_now = self._shared_states.update(owner, frontends, self._filtered_out.pop(owner, ()))
                 touched |= others
                 pending |= served_now
                 yield
+            again = pending & self._redirects.messages.keys()
+            has_redirects |= bool(again)
+            pending -= again
         touched -= built.keys()  # all Pods are: they are built with any Service
         built |= yield from self._build_services(touched)
         return built
@@ -387,6 +401,42 @@ class Resolver:
             built[owner] = result.frontends.get(pod.key, ())
             self._set_messages(owner, [message for key, message in result.messages if key == pod.key])
         return built
+
+    def _build_redirects(self, built: FrontendsByOwner) -> tuple[FrontendsByOwner, set[str]]:
+        """Decide on all local redirects again; return their own frontends, and the Services to build again."""
+        rows = (row for owner in self._pod_owners for row in built.get(owner, self._frontends.of(owner)))
+        around = Surroundings(
+            self._context.node,
+            self._index.pods_here(),
+            self._index.services,
+            self._context.overrides,
+            self._ownership.owner,
+            self._shared_states.users_of,
+            {row.frontend for row in rows},
+        )
+        policies = self._index.redirects.values()
+        before, self._redirects = self._redirects, local_redirects(policies, around)
+        self._context = replace(self._context, redirects=self._redirects.by_frontend)
+        found: FrontendsByOwner = {}
+        for owner in before.messages.keys() - self._redirects.messages.keys():
+            self._frontends.place(owner, None)
+            self._messages.pop(owner, None)
+            found[owner] = ()
+        for policy in policies:
+            owner = owner_name(policy)
+            self._frontends.place(owner, policy.origin)
+            self._set_messages(owner, self._redirects.messages[owner])
+            rows_of_policy: list[SVC] = []
+            waiting: set[L3n4Addr] = set()
+            for frontend in self._redirects.of_addresses.get(owner, ()):
+                more, waits = rows_of_address(self._redirects.by_frontend[frontend], frontend, self._context)
+                rows_of_policy += more
+                waiting.update(waits)
+            found[owner], self._filtered_out[owner] = tuple(rows_of_policy), waiting
+        old, new = before.by_frontend, self._redirects.by_frontend
+        changed = {frontend for frontend in old.keys() | new.keys() if old.get(frontend) != new.get(frontend)}
+        services = {self._ownership.owner(frontend) for frontend in changed}
+        return found, {key for key in services if key is not None}
 
     def _note_checked(self, key: str, checked: CheckedService | None, *, has_panic: bool) -> None:
         if self._checked.get(key) != checked:

@@ -42,6 +42,8 @@ from lbagent.model.service import (
 from lbagent.objects.records import EndpointSlice, Service, ServicePort
 from lbagent.resolve.build_context import BuildContext
 from lbagent.resolve.frontends import WantedFrontend, beyond_share
+from lbagent.resolve.local_redirect_rows import redirect_group, redirect_row
+from lbagent.resolve.local_redirects import Redirect
 from lbagent.resolve.mismatches import NO_ENDPOINTS, family_problem, port_problem
 from lbagent.resolve.ownership import Contest, FrontendClaim
 from lbagent.resolve.plain_endpoints import PlainEndpoints, plain_endpoints
@@ -49,6 +51,7 @@ from lbagent.textfile.field_path import path_text
 
 MAX_NAMED = 8  # addresses per message
 HEALTH_CHECK = path_text(("metadata", "annotations", "lbagent.io/health-check"))
+PORT_RANGE = path_text(("metadata", "annotations", "lbagent.io/port-range"))
 
 
 class _Group(Struct, frozen=True, gc=False):
@@ -102,7 +105,7 @@ class ServiceBuilder:
         self._slices = sorted(slices, key=lambda piece: (piece.origin, piece.key))
         self._context = context
         self._inside_rows = inside_rows
-        self._choices: dict[tuple[int, int], _Choice] = {}
+        self._choices: dict[tuple[int, int, int], _Choice] = {}  # by port, first port of its range, family
         self._name = ServiceName(service.namespace, service.name)
         self._internal_local = service.internal_local or (context.node.contiv_policies and service.external_local)
         self._ignored_weights: dict[str, None] = {}
@@ -159,13 +162,20 @@ class ServiceBuilder:
     # --- SVCs ---
 
     def _frontends(self, want: WantedFrontend, port: ServicePort) -> list[SVC]:
-        self._first.setdefault((want.frontend.family, port.index), want.frontend)
+        if not port.last_port:
+            self._first.setdefault((want.frontend.family, port.index), want.frontend)
         choice = self._choice(port, want.frontend.family)
-        if not choice.cluster_ip.has_backends:
+        if not choice.cluster_ip.has_backends and not port.last_port:  # its own port has the message
             self._empty.setdefault((want.frontend.family, port.index), (want, port))
+        redirect = self._context.redirects.get(want.frontend)
         if want.type is SVCType.CLUSTER_IP:
-            return [self._frontend(want, port, want.frontend, choice.cluster_ip, False, choice.health_check_addresses)]
+            group, checked = choice.cluster_ip, choice.health_check_addresses
+            outside = self._frontend(want, port, want.frontend, group, redirect is not None, checked)
+            return [outside, self._redirected(want, port, redirect, group)] if redirect else [outside]
         inside = want.frontend.with_scope(Scope.INTERNAL)
+        if redirect is not None:
+            outside = self._frontend(want, port, want.frontend, choice.outside, True, choice.health_check_addresses)
+            return [outside, self._redirected(want, port, redirect, choice.inside)]
         differs = not choice.outside.is_same(choice.inside)
         two_scopes = differs or (self._service.external_local and inside in self._inside_rows)
         frontends = [
@@ -175,6 +185,18 @@ class ServiceBuilder:
             group = choice.inside if differs else choice.outside
             frontends.append(self._frontend(want, port, inside, group, True))
         return frontends
+
+    def _redirected(self, want: WantedFrontend, port: ServicePort, redirect: Redirect, original: _Group) -> SVC:
+        """Return the row of a local redirect; without a Pod the one that the Service has for what is inside."""
+        pods = redirect_group(redirect, self._context)
+        self.filtered_out.update(pods.waiting)
+        if pods.selectable or redirect.policy.drops_when_empty:
+            service = self._service
+            return redirect_row(redirect, pods, want.frontend, self._name, port_name=port.name, created=service.created)
+        row = self._frontend(want, port, want.frontend.with_scope(Scope.INTERNAL), original, True)
+        known = {backend.address for backend in row.backends}
+        more = tuple(backend for backend in pods.slotless if backend.address not in known)
+        return replace(row, slotless=row.slotless + more) if more else row
 
     def _frontend(
         self,
@@ -245,9 +267,10 @@ class ServiceBuilder:
     # --- backends ---
 
     def _choice(self, port: ServicePort, family: Family) -> _Choice:
-        known = self._choices.get((port.index, family))
+        key = port.index, port.last_port and port.port, family
+        known = self._choices.get(key)
         if known is None:
-            known = self._choices[port.index, family] = self._choose(port, family)
+            known = self._choices[key] = self._choose(port, family)
         return known
 
     def _choose(self, port: ServicePort, family: Family) -> _Choice:
@@ -256,13 +279,14 @@ class ServiceBuilder:
         if (
             not with_local
             and not self._check
+            and not port.last_port
             and (plain := self._plain_of(family))
             and (all_of_them := plain.backends(port)) is not None
         ):
             every = _Group(all_of_them, (), ())
             return _Choice(cluster_ip=every, outside=every, inside=every)
         picked = select(
-            self._checked_endpoints(port, family) if self._check else self._endpoints(port, family),
+            self._wanted_endpoints(port, family),
             node_name=node.name,
             zone=node.zone,
             with_local=with_local,
@@ -307,6 +331,19 @@ class ServiceBuilder:
             selectable, unselectable = selectable[:MAX_SLOTS], unselectable[: MAX_SLOTS - len(selectable[:MAX_SLOTS])]
         return _Group(selectable, unselectable, slotless, picked.no_local_backend(chosen), ending)
 
+    def _wanted_endpoints(self, port: ServicePort, family: Family) -> list[EndpointInfo]:
+        found = self._checked_endpoints(port, family) if self._check else self._endpoints(port, family)
+        if not port.last_port:
+            return found
+        # The backends of a range have port 0: packets keep theirs. States and checks are those of the targetPort, unless the
+        # operator has set one for port 0.
+        overrides, backends = self._context.overrides or None, []
+        for info in found:
+            address = replace(info.address, port=0)
+            state = overrides.state_of(address, "") if overrides else None
+            backends.append(replace(info, address=address, override=info.override if state is None else state))
+        return backends
+
     def _checked_endpoints(self, port: ServicePort, family: Family) -> list[EndpointInfo]:
         """Return the endpoints with the results of the health check of the Service."""
         assert self._check is not None
@@ -317,7 +354,7 @@ class ServiceBuilder:
         if frontend is not None and not any(frontend.address):
             frontend = None  # the entry for any address of the node
         self.checked.update(dict.fromkeys((each.address for each in wanted), frontend))
-        if found.panic:
+        if found.panic and not port.last_port:  # a range has the checks of its own port
             self.has_panic = True
             where = f"{port.name or port.port}/{port.protocol}, IPv{family}"
             problem = f"the check of {found.failed} of {found.usable} backends of port {where}, fails: more than half"
@@ -380,7 +417,7 @@ class ServiceBuilder:
     def _keep_unmatched(self, frontends: list[SVC], is_served: Callable[[L3n4Addr], bool]) -> None:
         """Keep the backends of slices that no frontend uses any more, or not yet: a port is renamed, a family is gone."""
         ports = {port.index: port for port in self._service.ports}
-        asked = {(ports[index].name, ports[index].protocol, family) for index, family in self._choices}
+        asked = {(ports[index].name, ports[index].protocol, family) for index, _, family in self._choices}
         unmatched = {(port.name, port.protocol, piece.family) for piece in self._slices for port in piece.ports} - asked
         at = next((number for number, svc in enumerate(frontends) if not svc.wildcard), None)
         if not unmatched or at is None:
@@ -406,7 +443,7 @@ class ServiceBuilder:
     # --- messages ---
 
     def _error(self, port: ServicePort, problem: str, kept: str) -> None:
-        self._report(path_text(("spec", "ports", port.index)), problem, kept)
+        self._report(PORT_RANGE if port.last_port else path_text(("spec", "ports", port.index)), problem, kept)
 
     def _report_mismatches(self) -> None:
         """Report ports that have no backend because the Service and its slices do not match."""
@@ -426,7 +463,8 @@ class ServiceBuilder:
         service = self._service
         reason = winner.reason_against(FrontendClaim.of(service, want.type))
         problem = f"{want.frontend.with_protocol()} is {reason}"
-        self._report(path_text(want.field), problem, "the other frontends stay")
+        is_range = want.port is not None and want.port.last_port
+        self._report(PORT_RANGE if is_range else path_text(want.field), problem, "the other frontends stay")
         self.contests.append(Contest(want.frontend, service.key, winner.key, self.messages[-1]))
 
     def _report_share(self) -> None:

@@ -53,6 +53,7 @@ class Feature(StrEnum):
     ECHO_REPLY = "echo_reply"  # addresses of Services answer pings while they take new flows
     FLOWS = "flows"  # lists and counts flows
     MAGLEV = "maglev"
+    PORT_RANGES = "port_ranges"  # serves a range of ports (lbagent.io/port-range)
     REJECT = "reject"  # RST and ICMP answers where a frontend has no backend
     SNAT = "snat"
     SOCKETS = "sockets"  # sockets of the node's own processes (--socket-lb, --apilb)

@@ -21,6 +21,7 @@ NOT_OURS = {
     "node.kubernetes.io/exclude-from-external-load-balancers",
     "node.cloudprovider.kubernetes.io/uninitialized", "node.cloudprovider.kubernetes.io/shutdown",
     "alpha.kubernetes.io/provided-node-ip",
+    "cilium.io/v2",
     "lib/systemd/system/lbagent.service",
     "share/lbagent/lbagent.yaml",
     "pod/shop/web-0",

@@ -27,6 +27,8 @@ PATHS = {
     "Pod": "/api/v1/pods",
     "ServiceCIDR": "/apis/networking.k8s.io/v1/servicecidrs",
     "BackendState": "/apis/lbagent.io/v1alpha1/backendstates",
+    "LocalRedirectPolicy": "/apis/lbagent.io/v1alpha1/localredirectpolicies",
+    "CiliumLocalRedirectPolicy": "/apis/cilium.io/v2/ciliumlocalredirectpolicies",
 }
 NAMESPACE = "/api/v1/namespaces/kube-system"
 NAMES = {path.rsplit("/", 1)[1]: kind for kind, path in PATHS.items()}
@@ -75,7 +77,7 @@ class ApiServer:
         self.objects: dict[str, dict[str, Obj]] = {kind: {} for kind in PATHS}
         self.history: dict[str, list[Entry]] = {kind: [] for kind in PATHS}
         self.compacted = 0  # what was before this version is forgotten
-        self.installed = set(PATHS) - {"BackendState"}
+        self.installed = set(PATHS) - {"BackendState", "LocalRedirectPolicy", "CiliumLocalRedirectPolicy"}
         self.streams_lists = True
         self.tokens: set[str] = set()  # bearer tokens that are let in; none: everybody
         self.forbidden: set[tuple[str, str]] = set()  # (verb, resource)

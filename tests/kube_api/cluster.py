@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,8 +16,13 @@ from tests.lab.topology import ROOT
 NODE = KubeAgent.name
 RBAC = ROOT / "deploy" / "kubernetes" / "rbac.yaml"
 CRD = ROOT / "deploy" / "kubernetes" / "backendstates.yaml"
+POLICY_CRD = ROOT / "deploy" / "kubernetes" / "localredirectpolicies.yaml"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 BACKEND_STATES = "/apis/lbagent.io/v1alpha1/backendstates"
+POLICIES = {
+    "LocalRedirectPolicy": "/apis/lbagent.io/v1alpha1/namespaces/default/localredirectpolicies",
+    "CiliumLocalRedirectPolicy": "/apis/cilium.io/v2/namespaces/default/ciliumlocalredirectpolicies",
+}
 ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterroles/lbagent"
 BINDING = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
 HOME = "/api/v1/namespaces/default"
@@ -65,7 +71,8 @@ class Cluster:
         others = "kubernetes.io/service-name!=kubernetes"
         wait_for(lambda: self._clear_slices(others), "the end of the slices", 20)
         self.plane.ask("DELETE", f"{HOME}/events")
-        self.plane.send("DELETE", BACKEND_STATES)
+        for path in (BACKEND_STATES, *POLICIES.values()):
+            self.plane.send("DELETE", path)
 
     def _clear_slices(self, selector: str) -> bool:
         self.plane.ask("DELETE", f"{SLICES}?labelSelector={selector}")
@@ -160,6 +167,29 @@ class Cluster:
         """Install the CustomResourceDefinition, and wait until its objects are served."""
         self.plane.send("POST", CRDS, yaml.safe_load(CRD.read_text()))
         wait_for(lambda: self.plane.send("GET", BACKEND_STATES)[0] == 200, "BackendStates", 20)
+
+    def install_policies(self) -> None:
+        """Install the definitions of both kinds of local redirects: the shipped one, and one like Cilium's."""
+        ours = yaml.safe_load(POLICY_CRD.read_text())
+        cilium = copy.deepcopy(ours)
+        names = ours["spec"]["names"]
+        plural = f"cilium{names['plural']}"
+        cilium["metadata"]["name"] = f"{plural}.cilium.io"
+        kind = f"Cilium{names['kind']}"
+        cilium["spec"]["group"], cilium["spec"]["versions"][0]["name"] = "cilium.io", "v2"
+        cilium["spec"]["names"] = {
+            "kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower(),
+        }  # fmt: skip
+        for definition in (ours, cilium):
+            self.plane.send("POST", CRDS, definition)
+        for path in POLICIES.values():
+            wait_for(lambda path=path: self.plane.send("GET", path)[0] == 200, "local redirects", 20)
+
+    def add_policy(self, kind: str, name: str, spec: Obj) -> None:
+        """Create a local redirect of a kind."""
+        api = "cilium.io/v2" if kind.startswith("Cilium") else "lbagent.io/v1alpha1"
+        body = {"apiVersion": api, "kind": kind, "metadata": {"name": name, "namespace": "default"}, "spec": spec}
+        self.plane.ask("POST", POLICIES[kind], body)
 
     def add_backend_state(self, name: str, **spec: Any) -> None:
         body = {"apiVersion": "lbagent.io/v1alpha1", "kind": "BackendState", "metadata": {"name": name}, "spec": spec}

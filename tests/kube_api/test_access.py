@@ -19,6 +19,7 @@ from tests.kube_api.proxy import Proxy
 pytestmark = [pytest.mark.root]
 RULES = next(obj["rules"] for obj in manifest() if obj["kind"] == "ClusterRole")
 READ = [rule for rule in RULES if rule["verbs"] == ["list", "watch"]]
+OPTIONAL = ("backendstates", "servicecidrs", "localredirectpolicies", "ciliumlocalredirectpolicies")
 ACCOUNTS = f"/api/v1/namespaces/{ACCOUNT_NAMESPACE}/serviceaccounts"
 EVENT = ObjectEvent("Service", "default/web", "Tried", "a sentence", warning=True)
 
@@ -79,7 +80,7 @@ async def test_a_resource_that_may_not_be_read_is_named(shop: Cluster, config: P
         assert any(f"{verb} {name_of(rule)}" in one.texts for verb in rule["verbs"]), one.texts
         assert not is_all_there(one)
         shop.set_rules(RULES)
-        if name_of(rule) not in ("backendstates", "servicecidrs"):  # those are requested again after minutes
+        if name_of(rule) not in OPTIONAL:  # those are requested again after minutes
             await one.until(lambda: is_all_there(one), "everything")
 
 

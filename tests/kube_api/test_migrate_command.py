@@ -47,7 +47,13 @@ def has_bpf(node: MigratingNode) -> bool:
 
 
 def migrate(node: MigratingNode, *words: str, code: int = 0) -> str:
-    done = node.agent.cli(*MIGRATE, *words, check=False)
+    def answered() -> subprocess.CompletedProcess[str] | None:
+        """An agent that has just begun to compare has nothing in force, and refuses."""
+        done = node.agent.cli(*MIGRATE, *words, check=False)
+        return None if "no state in force yet" in done.stderr else done
+
+    done = wait_for(answered, "what is compared")
+    assert done is not None
     assert done.returncode == code, (done.stdout, done.stderr, node.agent.tail())
     return done.stdout + done.stderr
 

@@ -77,6 +77,8 @@ def test_what_a_program_sees_as_one_record_is_an_array_of_one_entry():
         ("lb_affinity_match", MapType.HASH, (8, 1, 512)),
         ("lb4_source_range", MapType.LPM_TRIE, (12, 1, 256)),
         ("lb6_source_range", MapType.LPM_TRIE, (24, 1, 256)),
+        ("lb4_port_range", MapType.LPM_TRIE, (16, 4, 65536)),
+        ("lb6_port_range", MapType.LPM_TRIE, (28, 4, 65536)),
         ("lb4_reverse_nat", MapType.ARRAY, (4, 8, 65536)),
         ("lb6_reverse_nat", MapType.ARRAY, (4, 24, 65536)),
         ("lb4_backend", MapType.HASH, (4, 12, 1024)),
@@ -114,6 +116,6 @@ def test_the_role_of_a_map_is_what_its_name_ends_with() -> None:
     assert {name: role.name.lower() for name, role in roles().items()} == {
         family_map(family, word): word
         for family in Family
-        for word in ("service", "backend", "reverse_nat", "source_range", "maglev")
+        for word in ("service", "backend", "reverse_nat", "source_range", "port_range", "maglev")
     } | {"lb_affinity_match": "affinity_match"}
     assert {"lb4_path", "lb4_flow", "lb_filter", "lb_metrics", "lb_former_backend"}.isdisjoint(roles())

@@ -122,8 +122,9 @@ def test_versions_are_this_one() -> None:
     for folder in (DEPLOY, DEPLOY / "cleanup"):
         (image,) = yaml.safe_load((folder / "kustomization.yaml").read_text())["images"]
         assert image["newTag"] == lbagent.__version__
-    copied = (DEPLOY / "helm" / "crds" / "backendstates.yaml").read_text()
-    assert copied == (DEPLOY / "kubernetes" / "backendstates.yaml").read_text()
+    for name in ("backendstates.yaml", "localredirectpolicies.yaml"):
+        copied = (DEPLOY / "helm" / "crds" / name).read_text()
+        assert copied == (DEPLOY / "kubernetes" / name).read_text()
 
 
 def test_the_configuration_is_good(tmp_path: Path) -> None:

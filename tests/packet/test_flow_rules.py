@@ -111,6 +111,17 @@ def test_a_service_without_rules_beside_it_is_not_counted(ruled: World, fam: Fam
     assert begin(ruled, hook, fam, 10).dropped
 
 
+def test_a_range_of_ports_with_rules(ruled: World, fam: Family, hook: str) -> None:
+    """The slots of a range are those of its key, and each flow counts, whatever its port."""
+    backends = [ruled.backend(fam, fam.remote(n), 0) for n in range(1, 5)]
+    row = ruled.service(fam, fam.vip, 10000, TCP, backends, algorithm=RANDOM | RULES, last_port=10063)
+    rules(ruled, row.id, each=2)
+    ends = [expect.destination(begin(ruled, hook, fam, n, port=10000 + n)) for n in range(8)]
+    assert [port for _, port in ends] == list(range(10000, 10008))
+    assert Counter(address for address, _ in ends) == dict.fromkeys((each.address for each in backends), 2)
+    assert begin(ruled, hook, fam, 9, port=10063).counted == {Reason.DROP_FLOW_LIMIT: 1}
+
+
 def test_a_full_backend_is_passed_over(ruled: World, fam: Family, hook: str) -> None:
     """Three flows for each of four backends: the twelfth finds the last place, the next ones none."""
     backends = remotes(ruled, fam, 4)

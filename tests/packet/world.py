@@ -76,6 +76,7 @@ class ServiceRow:
     flags: int
     backends: tuple[BackendRow, ...]
     target: int = 0
+    last_port: int = 0  # of a range of ports
 
 
 @dataclass(frozen=True)
@@ -239,6 +240,9 @@ class World:
         flags |= PathFlag.KEEPS_POD if keeps_pod else 0
         flags |= (PathL4.UDP if proto == UDP else PathL4.TCP) << PATH_L4_SHIFT
         flags |= PathFlag.SELECTABLE if (state == STATE_ACTIVE if selectable is None else selectable) else 0
+        if not port:  # of a range of ports: packets keep theirs
+            flags &= ~PathFlag.LIVE
+            nexthop |= 1 << layout.PATH_KEEPS_PORT_SHIFT
         self.path(row, flags=flags, nexthop=nexthop, mtu=mtu, gen=gen)
         if local or keeps_pod:
             self.filter("source", family.packed(address))
@@ -298,7 +302,8 @@ class World:
         fam = row.family
         codec = layout.LB4_KEY if fam.version == 4 else layout.LB6_KEY
         place = fam.packed(row.address), row.port.to_bytes(2, "big")
-        keys = [codec.pack(*place, n, row.proto, row.scope, b"\0\0") for n in range(len(row.backends) + 1)]
+        last = row.last_port.to_bytes(2, "big")
+        keys = [codec.pack(*place, n, row.proto, row.scope, last) for n in range(len(row.backends) + 1)]
         self.maps.delete_many(f"lb{fam.version}_service", keys)
         name = f"lb{fam.version}_reverse_nat"
         self.put(name, [(struct.pack("=I", row.id), bytes(self.maps.specs[name].value_size))])
@@ -307,7 +312,7 @@ class World:
         self, family: Family, address: str, port: int, proto: int = TCP, backends: Sequence[BackendRow] = (), *,
         others: Sequence[BackendRow] = (), flags: int = TYPE_LOAD_BALANCER | ROUTABLE, algorithm: int = RANDOM,
         affinity_s: int = 0, scope: int = 0, ranges: Iterable[str] = (), deny: bool = False, ident: int | None = None,
-        elsewhere: bool = False,
+        elsewhere: bool = False, last_port: int = 0, prefixes: Iterable[tuple[int, int]] = (),
     ) -> ServiceRow:  # fmt: skip
         """Enter a frontend with everything that a new flow reads; slot 0 last."""
         if ident is None:
@@ -315,7 +320,7 @@ class World:
             ident = self._service_id
         flags |= (AFFINITY if affinity_s else 0) | (RANGE_DENY if deny else 0)
         row = ServiceRow(
-            ident, family, address, port, proto, scope, flags, tuple(backends), algorithm << 24 | affinity_s
+            ident, family, address, port, proto, scope, flags, tuple(backends), algorithm << 24 | affinity_s, last_port
         )
         self.services.append(row)
         slots = [*backends, *others]
@@ -324,7 +329,8 @@ class World:
             self.put("lb_affinity_match", match)
         self.ranges(row, ranges)
         rev_scope = scope | (layout.REVNAT_NO_LOCAL_BACKEND if elsewhere else 0)
-        rev: list[bytes | int] = [family.packed(address), port.to_bytes(2, "big"), proto, rev_scope]
+        rev_port = 0 if last_port else port
+        rev: list[bytes | int] = [family.packed(address), rev_port.to_bytes(2, "big"), proto, rev_scope]
         if family.version == 6:
             rev.append(bytes(4))
         codec = layout.LB4_REVERSE_NAT if family.version == 4 else layout.LB6_REVERSE_NAT
@@ -333,13 +339,27 @@ class World:
         for n, backend in enumerate(slots, 1):
             self.slot(row, n, target=backend.id)
         self.slot(row, 0, target=row.target, count=len(backends), qcount=len(others))
+        if last_port:
+            self.port_range(row, prefixes or ((each, 16) for each in range(port, last_port + 1)))
         return row
+
+    def port_range(self, row: ServiceRow, prefixes: Iterable[tuple[int, int]]) -> None:
+        """Enter (port, bits) of a range."""
+        codec = layout.LB4_PORT_RANGE_KEY if row.family.version == 4 else layout.LB6_PORT_RANGE_KEY
+        address = row.family.packed(row.address)
+        static = layout.PORT_RANGE_STATIC_BITS + 8 * len(address)
+        value = layout.LB_PORT_RANGE.pack(row.port.to_bytes(2, "big"), row.last_port.to_bytes(2, "big"))
+        keys = [
+            codec.pack(static + bits, row.proto, b"", address, port.to_bytes(2, "big"), b"") for port, bits in prefixes
+        ]
+        self.put(f"lb{row.family.version}_port_range", [(key, value) for key in keys])
 
     def slot(self, row: ServiceRow, n: int, *, target: int, count: int = 0, qcount: int = 0) -> None:
         """Write one slot of a frontend."""
         fam = row.family
         codec = layout.LB4_KEY if fam.version == 4 else layout.LB6_KEY
-        key = codec.pack(fam.packed(row.address), row.port.to_bytes(2, "big"), n, row.proto, row.scope, b"\0\0")
+        last = row.last_port.to_bytes(2, "big")
+        key = codec.pack(fam.packed(row.address), row.port.to_bytes(2, "big"), n, row.proto, row.scope, last)
         flags = (row.flags & 0xFF, row.flags >> 8)
         value = layout.LB_SERVICE.pack(target, count, row.id.to_bytes(2, "big"), *flags, qcount)
         self.put(f"lb{fam.version}_service", [(key, value)])

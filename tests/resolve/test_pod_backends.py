@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from lbagent.model.address import L3n4Addr, L4Type
 from lbagent.model.cooperative import run_whole
-from lbagent.objects.records import Endpoint, Endpoints, EndpointSlice, HostPort, ObjectSnapshot, Pod, SlicePort
+from lbagent.objects.records import (
+    Endpoint,
+    Endpoints,
+    EndpointSlice,
+    HostPort,
+    LocalRedirect,
+    ObjectSnapshot,
+    Pod,
+    RedirectPort,
+    SlicePort,
+)
 from lbagent.resolve.pod_backends import backends_of_pod, pods_at
 
 PORTS = (SlicePort("http", L4Type.TCP, 8080), SlicePort("dns", L4Type.UDP, 53))
@@ -36,3 +46,15 @@ def test_whose_a_backend_is() -> None:
         "10.0.0.2:9/TCP": "a/q",
         "10.0.0.1:8000/TCP": "a/p",
     }
+
+
+def test_the_ports_behind_a_local_redirect_are_backends_of_its_pods() -> None:
+    pod = Pod("a", "p", ips=(b"\x0a\0\0\1",), labels={"app": "x", "tier": "1"})
+    ports = (RedirectPort(53, L4Type.UDP),)
+    mine = LocalRedirect("LocalRedirectPolicy", "a", "r", selector={"app": "x"}, backend_ports=ports)
+    other = LocalRedirect("CiliumLocalRedirectPolicy", "b", "r", selector={"app": "x"}, backend_ports=ports)
+    backend = L3n4Addr.parse("10.0.0.1:53/UDP")
+    objects = ObjectSnapshot(pods={"a/p": pod}, local_redirects={"a/r": mine})
+    assert backends_of_pod([objects], "a/p") == {backend}
+    assert run_whole(pods_at([objects], [backend])) == {backend: "a/p"}
+    assert backends_of_pod([ObjectSnapshot(pods={"a/p": pod}, cilium_local_redirects={"b/r": other})], "a/p") == set()

@@ -26,6 +26,7 @@ _ANNOTATIONS = (
         "forwarding-mode",
         "nat-policy",
         "l7-proxy-port",
+        "port-range",
         "source-ranges-policy",
         "stale-flows",
         "tier-min",

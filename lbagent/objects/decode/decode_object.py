@@ -21,6 +21,7 @@ from lbagent.nearest_word import nearest
 from lbagent.objects.decode import wire
 from lbagent.objects.decode.annotation_words import OURS
 from lbagent.objects.decode.decode_backend_state import decode_backend_state
+from lbagent.objects.decode.decode_local_redirect import decode_cilium_local_redirect, decode_local_redirect
 from lbagent.objects.decode.decode_pod import decode_node, decode_pod
 from lbagent.objects.decode.decode_service import decode_service
 from lbagent.objects.decode.decode_service_cidr import decode_service_cidr
@@ -41,6 +42,7 @@ class _Kind(NamedTuple):
 
 
 _CORE, _DISCOVERY, _NETWORKING, _OURS = "v1", "discovery.k8s.io/", "networking.k8s.io/", "lbagent.io/v1alpha1"
+_CILIUM = "cilium.io/v2"
 _KINDS: dict[str, _Kind] = {
     "Service": _Kind(_CORE, wire.Service, decode_service, True),
     "EndpointSlice": _Kind(_DISCOVERY, wire.EndpointSlice, decode_slice, True),
@@ -49,6 +51,8 @@ _KINDS: dict[str, _Kind] = {
     "Pod": _Kind(_CORE, wire.Pod, decode_pod, True),
     "ServiceCIDR": _Kind(_NETWORKING, wire.ServiceCIDR, decode_service_cidr, False),
     "BackendState": _Kind(_OURS, wire.BackendState, decode_backend_state, False),
+    "LocalRedirectPolicy": _Kind(_OURS, wire.LocalRedirectPolicy, decode_local_redirect, True),
+    "CiliumLocalRedirectPolicy": _Kind(_CILIUM, wire.LocalRedirectPolicy, decode_cilium_local_redirect, True),
 }
 MAX_NAME = 253  # characters of a Kubernetes name
 

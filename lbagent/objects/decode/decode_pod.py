@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import MappingProxyType
 
 from lbagent.model.address import L4Type, parse_ip
@@ -42,7 +43,7 @@ def decode_node(raw: wire.Node, _namespace: str, name: str, report: Report) -> N
         excluded=_is_excluded(meta),
         cordoned=bool(raw.spec and raw.spec.unschedulable),
         shuts_down=SHUT_DOWN in keys or _is_shutting_down(raw.status),
-        ready=_is_ready(raw.status),
+        ready=_is_ready(raw.status.conditions if raw.status else None),
         labels=MappingProxyType({str(key): label(meta, key) or "" for key in meta.labels or ()}),
     )
 
@@ -52,9 +53,8 @@ def _is_shutting_down(status: wire.NodeStatus | None) -> bool:
     return any(each.type == "Ready" and SHUTTING_DOWN in (each.message or "") for _, each in conditions)
 
 
-def _is_ready(status: wire.NodeStatus | None) -> bool:
-    conditions = present(status.conditions if status else None)
-    return any(each.type == "Ready" and each.status == "True" for _, each in conditions)
+def _is_ready(conditions: Sequence[wire.NodeCondition | wire.PodCondition | None] | None) -> bool:
+    return any(each is not None and each.type == "Ready" and each.status == "True" for each in conditions or ())
 
 
 def _is_excluded(meta: Meta) -> bool:
@@ -85,6 +85,8 @@ def decode_pod(raw: wire.Pod, namespace: str, name: str, report: Report) -> Pod:
         finished=status.phase in ("Succeeded", "Failed"),
         host_network=host_network,
         weight=report.weight(meta),
+        ready=_is_ready(status.conditions),
+        labels=MappingProxyType({str(key): label(meta, key) or "" for key in meta.labels or ()}),
     )
 
 

@@ -12,6 +12,7 @@ from lbagent.objects.decode.decode_annotations import decode_annotations, decode
 from lbagent.objects.decode.decode_balancer import decode_balancer, has_finalizer, is_behind_router
 from lbagent.objects.decode.decode_flow_rules import decode_flow_rules
 from lbagent.objects.decode.decode_health_check import decode_health_check
+from lbagent.objects.decode.decode_port_ranges import decode_port_ranges
 from lbagent.objects.decode.decode_words import decode_exclude, decode_ranges_for, decode_stale_flows, decode_tier_min
 from lbagent.objects.decode.last_good_parts import (
     keep_addresses,
@@ -67,6 +68,7 @@ def decode_service(raw: wire.Service, namespace: str, name: str, report: Report)
     ranges, given, deny = _NO_RANGES
     if kind == "LoadBalancer" or all_ranges:
         ranges, given, deny = _source_ranges(meta, spec, (*vips, *external) if all_ranges else vips, report)
+    ports = _ports(spec, kind, report)
     local = _policy("externalTrafficPolicy", spec.externalTrafficPolicy, "external_local", report)
     return Service(
         namespace,
@@ -78,7 +80,8 @@ def decode_service(raw: wire.Service, namespace: str, name: str, report: Report)
         cluster_ips=tuple(cluster_ips),
         external_ips=external,
         ingress=vips,
-        ports=_ports(spec, kind, report),
+        ports=ports,
+        port_ranges=decode_port_ranges(meta, ports, report),
         external_local=local,
         internal_local=_policy("internalTrafficPolicy", spec.internalTrafficPolicy, "internal_local", report),
         affinity_timeout_s=timeout,

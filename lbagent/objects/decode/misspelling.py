@@ -115,12 +115,14 @@ NOT_READ: dict[type[Struct], str] = {
     " resourceClaims resources restartPolicy runtimeClassName schedulerName schedulingGates schedulingGroup"
     " securityContext serviceAccount serviceAccountName setHostnameAsFQDN shareProcessNamespace subdomain"
     " terminationGracePeriodSeconds tolerations topologySpreadConstraints volumes workloadRef",
-    wire.PodStatus: "allocatedResources conditions containerStatuses ephemeralContainerStatuses"
+    wire.PodCondition: "lastProbeTime lastTransitionTime message observedGeneration reason",
+    wire.PodStatus: "allocatedResources containerStatuses ephemeralContainerStatuses"
     " extendedResourceClaimStatus hostIP hostIPs initContainerStatuses message nodeAllocatableResourceClaimStatuses"
     " nominatedNodeName observedGeneration qosClass reason resize resourceClaimStatuses resources startTime"
     " volumeHealth",
     wire.ServiceCIDR: "status",
     wire.BackendState: "status",
+    wire.LocalRedirectPolicy: "status",
 }
 
 

@@ -241,10 +241,18 @@ class PodIP(Struct, gc=False):
     ip: str | None = None
 
 
+class PodCondition(Struct, gc=False):
+    """PodCondition."""
+
+    type: str | None = None
+    status: str | None = None
+
+
 class PodStatus(Struct, gc=False):
     """PodStatus."""
 
     phase: str | None = None
+    conditions: list[PodCondition | None] | None = None
     podIP: str | None = None  # noqa: N815
     podIPs: list[PodIP | None] | None = None  # noqa: N815
 
@@ -284,3 +292,63 @@ class BackendState(Struct, gc=False):
 
     metadata: Meta | None = None
     spec: BackendStateSpec | None = None
+
+
+class RedirectPort(Struct, gc=False):
+    """PortInfo of a local redirect; Cilium writes the port as a string."""
+
+    port: Any = None
+    protocol: str | None = None
+    name: str | None = None
+
+
+class AddressMatcher(Struct, gc=False):
+    """addressMatcher of a local redirect."""
+
+    ip: str | None = None
+    toPorts: list[RedirectPort | None] | None = None  # noqa: N815
+
+
+class ServiceMatcher(Struct, gc=False):
+    """serviceMatcher of a local redirect."""
+
+    serviceName: str | None = None  # noqa: N815
+    namespace: str | None = None
+    toPorts: list[RedirectPort | None] | None = None  # noqa: N815
+
+
+class RedirectFrontend(Struct, gc=False):
+    """redirectFrontend."""
+
+    addressMatcher: AddressMatcher | None = None  # noqa: N815
+    serviceMatcher: ServiceMatcher | None = None  # noqa: N815
+
+
+class LabelSelector(Struct, gc=False):
+    """LabelSelector, of which only matchLabels is possible in a local redirect."""
+
+    matchLabels: dict[Any, Any] | None = None  # noqa: N815
+    matchExpressions: Any = None  # noqa: N815
+
+
+class RedirectBackend(Struct, gc=False):
+    """redirectBackend."""
+
+    localEndpointSelector: LabelSelector | None = None  # noqa: N815
+    toPorts: list[RedirectPort | None] | None = None  # noqa: N815
+
+
+class LocalRedirectSpec(Struct, gc=False):
+    """Spec of a local redirect."""
+
+    redirectFrontend: RedirectFrontend | None = None  # noqa: N815
+    redirectBackend: RedirectBackend | None = None  # noqa: N815
+    skipRedirectFromBackend: bool | None = None  # noqa: N815
+    description: str | None = None
+
+
+class LocalRedirectPolicy(Struct, gc=False):
+    """lbagent.io/v1alpha1 LocalRedirectPolicy, cilium.io/v2 CiliumLocalRedirectPolicy."""
+
+    metadata: Meta | None = None
+    spec: LocalRedirectSpec | None = None

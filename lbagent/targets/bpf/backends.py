@@ -29,7 +29,7 @@ from lbagent.targets.bpf.steps import NO_OWNER, FrontendChange, Owner, Phase, St
 _NOT_COUNTED: tuple[int, Backend | None] = (0, None)
 IPV4_BYTES = Family.IPV4.address_bytes
 BACKENDS_BETWEEN_YIELDS = 64  # backends
-_LIVE, _SELECTABLE = (int(PathFlag[name]) for name in ("LIVE", "SELECTABLE"))
+_SELECTABLE = int(PathFlag.SELECTABLE)
 
 
 def reference_counts(entry: ShadowFrontend | None) -> dict[int, tuple[int, Backend | None]]:
@@ -214,7 +214,7 @@ class BackendPlanner:
     def _path(self, maps: _FamilyMaps, ident: int, backend: Backend | None, selectable: bool) -> None:
         old, flags_at = maps.paths.get(ident), maps.flags_at
         if backend is None:
-            if not old[flags_at] & _LIVE:
+            if not backend_codec.is_live(old):
                 return
             new = backend_codec.with_selectable(old, flags_at, selectable)
             self._store(maps, ident, ident, old, new)
@@ -234,7 +234,7 @@ class BackendPlanner:
 
     def _extra_snat_paths(self, maps: _FamilyMaps, ident: int, new: bytes, info: PathInfo) -> None:
         for other, record, wanted in extra_snat_records(self._shadow, maps.family, ident, new, info):
-            if not record[maps.flags_at] & _LIVE:
+            if not backend_codec.is_live(record):
                 self._steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(
                     self._owner(ident, False), U32.pack(backend_counter(other))
                 )
@@ -246,8 +246,11 @@ class BackendPlanner:
         if new == old:
             return
         key, owner = U32.pack(number), self._owner(ident, False)
-        lives = old[flags_at] & new[flags_at] & _LIVE
-        if lives and backend_codec.endpoint(old) != backend_codec.endpoint(new):
+        if (
+            backend_codec.is_live(old)
+            and backend_codec.is_live(new)
+            and backend_codec.endpoint(old) != backend_codec.endpoint(new)
+        ):
             new = new[:gen_at] + bytes(((old[gen_at] + 1) & 0xFF,)) + new[gen_at + 1 :]
             self._steps.at(Phase.PATH_RESET, maps.path_map).add(owner, key, backend_codec.path_tombstone(old))
         if new[:meta_at] != old[:meta_at]:
@@ -263,13 +266,13 @@ class BackendPlanner:
         maps = self._maps_of(backend)
         old = maps.paths.get(backend.id)
         flags = old[maps.flags_at]
-        if flags & _LIVE and backend_codec.path_of(old).address == backend.address.address:
+        if backend_codec.is_live(old) and backend_codec.path_of(old).address == backend.address.address:
             self._path(maps, backend.id, backend, bool(flags & _SELECTABLE))
 
     def _remove(self, maps: _FamilyMaps, ident: int) -> None:
         record = maps.paths.get(ident)
         key, owner = U32.pack(ident), self._former_users.get(ident, NO_OWNER)
-        if record[maps.flags_at] & _LIVE:
+        if backend_codec.is_live(record):
             self._steps.at(Phase.PATH_OUT, maps.path_map).add(owner, key, backend_codec.path_tombstone(record))
         for other, record in live_extra_snat_ids(self._shadow, maps.family, ident):
             self._steps.at(Phase.PATH_OUT, maps.path_map).add(

@@ -581,7 +581,7 @@ class BpfDataPlane:
         in_use: Collection[L3n4Addr] = ()
         if self.config.has_socket_programs and len(self.target.stale):
             found = await asyncio.to_thread(_live_sockets, self.config.bpffs)
-            in_use = {backend for _, backend in found or ()}
+            in_use = {each for _, backend in found or () for each in (backend, replace(backend, port=0))}
         await self.target.flows_were_counted(held, began_s, in_use)
 
     async def _count(self, sweeper: Sweeper) -> None:
@@ -603,7 +603,7 @@ class BpfDataPlane:
         backends = self.state.backends
         out = Counter(live)
         for address, count in self._sockets.items():
-            if backend := backends.get(address):
+            if backend := backends.get(address) or backends.get(replace(address, port=0)):  # of a range of ports
                 out[backend.id] += count
         return out
 

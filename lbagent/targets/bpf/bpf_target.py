@@ -212,7 +212,7 @@ class BpfTarget:
                 row
                 for scope in Scope
                 if (row := state.by_frontend.get(L3n4Addr(address, frontend.port, frontend.protocol, scope)))
-            ]
+            ] or state.ranges_of(L3n4Addr(address, frontend.port, frontend.protocol))
             if rows:
                 return all(ident not in members(row, state) for row in rows)
         return False

@@ -6,6 +6,7 @@ half of it would serve no packet. Each of them has a shortage, which names map a
 
     map                    when the entries of a frontend that is served do not fit
     lb{4,6}_service        it has as many slots as it had at least; backends that have one keep it first
+    lb{4,6}_port_range     it stays; a new range of ports that does not fit is refused
     lb_affinity_match      as with slots; where affinity begins, it begins when all matches fit
     lb{4,6}_source_range   it admits the networks that fit; where ranges name who is refused, it refuses all clients
 
@@ -30,7 +31,7 @@ from lbagent.maps import frontend_codec
 from lbagent.maps.frontend_codec import FrontendEntries
 from lbagent.maps.lbmaps import SIZE_OPTION, map_full
 from lbagent.maps.map_names import family_map
-from lbagent.model.address import L3n4Addr
+from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.fair_share import GUARD, guard_of
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags
@@ -44,6 +45,7 @@ _MATCHES = "lb_affinity_match"
 _NAMED = 3  # backends or ranges that a message names
 _SERVICE_MAPS = {family: family_map(family, "service") for family in Family}
 _RANGE_MAPS = {family: family_map(family, "source_range") for family in Family}
+_PORT_MAPS = {family: family_map(family, "port_range") for family in Family}
 _PLACES = {name: at for names in LIMITED_MAPS.values() for at, name in enumerate(names)}
 _KINDS = {name: ("slots", "affinity matches", "source ranges")[at] for name, at in _PLACES.items()}
 _NOTHING_MORE: Limited = (0, 0, 0)
@@ -86,11 +88,14 @@ class MapCapacity:
             self._limits = {name: guard_of(limit) - asked.get(name, 0) for name, limit in self._limits.items()}
         self._least: dict[str, int] = {}  # what maps had left when a frontend was short of them
         self._refusals: list[_Refusal] = []
+        self._with_ports: set[L3n4Addr] = set()  # whose prefixes are reserved: a frontend may be offered twice
         self._offered: dict[L3n4Addr, tuple[dict[str, int], Limited]] = {}  # what those got that are offered again
 
     def fit(self, svc: SVC, old: FrontendEntries) -> Fit | LbError | Undecided:
         """Reserve what a frontend needs beyond its `old` entries; return what is written, or why it is refused."""
         shares, wanted = self._shares, svc
+        if svc.frontend.last_port and (full := self._without_room_for_ports(svc, old)):
+            return full
         shortage = _beyond_limits(svc, self._backends)
         if shortage:
             svc = _within_limits(svc, self._backends, old)
@@ -101,10 +106,28 @@ class MapCapacity:
             return Undecided.COUNT
         return self._fit_in_shares(shares, wanted, Fit(svc, new, shortage), old)
 
+    def _without_room_for_ports(self, svc: SVC, old: FrontendEntries) -> LbError | None:
+        """Return why the prefixes of a range of ports do not fit; else reserve them."""
+        if svc.frontend.scope is not Scope.EXTERNAL or svc.frontend in self._with_ports:
+            return None
+        name = _PORT_MAPS[svc.frontend.family]
+        coming, used = len(frontend_codec.port_range_keys(svc.frontend) - old.ports), self._used.get(name, 0)
+        limit = self._specs[name].max_entries
+        if used + coming > limit:
+            kept = f"{svc.frontend.with_protocol()} is left out; everything already written keeps serving"
+            self._least[name] = min(limit - used, self._least.get(name, limit))
+            error = map_full(name, used, limit, needed=coming, kept=kept)
+            error.maps = frozenset((name,))
+            return error
+        self._with_ports.add(svc.frontend)
+        self._take(name, coming)
+        return None
+
     def room(self) -> dict[str, int]:
         """Return how many entries each map has left that a frontend may be short of, or had when one was."""
         used, specs = self._used, self._specs
-        left = {name: max(0, specs[name].max_entries - used.get(name, 0)) for name in _PLACES}
+        names = (*_PLACES, *_PORT_MAPS.values())
+        left = {name: max(0, specs[name].max_entries - used.get(name, 0)) for name in names}
         return left | {name: min(room, left[name]) for name, room in self._least.items()}
 
     def share_room(self) -> dict[tuple[str, str], tuple[int, int]]:

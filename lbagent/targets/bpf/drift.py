@@ -75,7 +75,7 @@ def path_drift(shadow: Shadow, state: State, paths: Callable[[Backend], PathInfo
         records = shadow.paths[backend.address.family]
         record = records.get(backend.id)
         flags = record[backend_codec.FLAGS_AT[records.record]] if record else 0
-        if flags & PathFlag.LIVE:  # else its frontend fails, which is reported elsewhere
+        if record and backend_codec.is_live(record):  # else its frontend fails, which is reported elsewhere
             info = paths(backend)
             wanted = path_record(backend, info, record, selectable=bool(flags & PathFlag.SELECTABLE))
             extra_snat = extra_snat_records(shadow, backend.address.family, backend.id, wanted, info)
@@ -161,7 +161,10 @@ def _paths(maps: LBMaps, shadow: Shadow, family: Family) -> Found:
 
 def _sets(maps: LBMaps, shadow: Shadow) -> Found:
     """Compare the maps of which every entry belongs to a frontend: also what is there of none is a difference."""
-    wanted: dict[str, set[bytes]] = {"lb_affinity_match": set(), "lb4_source_range": set(), "lb6_source_range": set()}
+    wanted: dict[str, set[bytes]] = {
+        "lb_affinity_match": set(),
+        **{family_map(family, kind): set() for family in Family for kind in ("source_range", "port_range")},
+    }
     ids: dict[str, set[int]] = {
         family_map(family, kind): set() for family in Family for kind in ("reverse_nat", "maglev")
     }
@@ -174,6 +177,9 @@ def _sets(maps: LBMaps, shadow: Shadow) -> Found:
         values = dict(rows.verdicts)
         ranges = wanted[family_map(frontend.family, "source_range")]
         ranges.update(key + values.get(key, frontend_codec.PRESENT) for key in rows.ranges)
+        if rows.ports:
+            value = frontend_codec.port_range_value(frontend)
+            wanted[family_map(frontend.family, "port_range")].update(key + value for key in rows.ports)
         name = family_map(frontend.family, "reverse_nat")
         ids[name].update([rows.id] if rows.reverse else [])
         ids[family_map(frontend.family, "maglev")].update([rows.id] if rows.has_table else [])

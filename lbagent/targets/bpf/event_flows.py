@@ -103,5 +103,7 @@ class EventFlows:
             return None
         client: FlowEnd | None = destination
         if event.snat_port:
-            client = snat_client(self._maps, ends.family, event.backend, event.snat_port, self._settings.seeds)
+            client = snat_client(
+                self._maps, ends.family, event.backend, event.snat_port, self._settings.seeds, frontend.port
+            )
         return None if client is None else (client, FlowEnd(frontend.address, frontend.port), l4)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from lbagent.maps.event_layout import EventHook
 from lbagent.maps.event_reader import Event
@@ -128,7 +129,10 @@ class EventRows:
         if not any(address):
             return None
         l4 = PathL4(flags >> PATH_L4_SHIFT & max(PathL4))
-        return EventBackend(address, int.from_bytes(port, "big"), l4, source)
+        kept = (
+            ends.source_port if event.reason == Reason.FWD_REPLY else ends.destination_port
+        )  # behind a range of ports
+        return EventBackend(address, int.from_bytes(port, "big") or kept or 0, l4, source)
 
     def _device(self, index: int) -> str:
         if index not in self._devices:
@@ -144,7 +148,10 @@ def replied_frontend(maps: PinnedMaps, ends: Endpoints, event: Event) -> L3n4Add
     if ends.family is None:
         return None
     value = maps.get(family_map(ends.family, "reverse_nat"), event.service.to_bytes(4, HOST_ORDER))
-    return reverse_nat_frontend(value) if value and any(value) else None
+    if not value or not any(value):
+        return None
+    found = reverse_nat_frontend(value)
+    return found if found.port else replace(found, port=ends.source_port or 0)  # a range: the reply keeps its port
 
 
 def text_line(row: Row) -> str:

@@ -17,6 +17,7 @@ from lbagent.maps.map_names import family_map
 from lbagent.maps.reasons import Reason, label
 from lbagent.maps.trace_layout import TRACE_HIT, TRACE_WILDCARD, TraceStep
 from lbagent.model.address import L3n4Addr, L4Type, Scope, format_ip
+from lbagent.model.kinds import SVCType
 from lbagent.targets.explanation import Step
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ BOTH = CONCERN_VIP | CONCERN_SNAT
 OUT_NEXTHOP, OUT_STACK, OUT_NEIGHBOR, OUT_NONE = range(4)  # bpf/include/forward/fwd.h
 _RESULTS_OF_OUT = ("neighbour", "stack", "kernel", "none")
 _ANSWERS = {Reason.ANSWER_TOO_BIG: "too-big", Reason.ANSWER_TTL: "time-exceeded", Reason.ANSWER_ECHO: "echo-reply"}
+# of a packet, by SCOPE_* (bpf/include/service/service.h)
+_WHERE = ("from outside the cluster", "from inside the cluster", "from a device, and leaves by another one")
 ICMP_NUMBERS = (1, 58)  # of IPv4 and IPv6
 IS_EVENT = 128  # numbers of Event begin here
 META_FLAGS_SHIFT, META_NEXTHOP_SHIFT = 24, 32  # of flags and next hop in a path record's meta word
@@ -69,7 +72,9 @@ class MapView(NamedTuple):
         assert isinstance(address, bytes)
         assert isinstance(snat, bytes)
         assert isinstance(port, bytes)
-        return PathEntry(L3n4Addr(address, int.from_bytes(port, "big"), l4_type(packet)), snat, int(flags), int(mtu))
+        kept = packet.source_port if packet.source == address else packet.destination_port  # behind a range of ports
+        number = int.from_bytes(port, "big") or kept or 0
+        return PathEntry(L3n4Addr(address, number, l4_type(packet)), snat, int(flags), int(mtu))
 
     def service(self, ident: int) -> SVC | None:
         """Return the frontend with this id."""
@@ -279,8 +284,14 @@ class ExplainedTrace:
             return Step("service", "miss", "no Service has this address, port and protocol", name, key)
         svc, scope = self.view.service(record.b), self.last.get(TraceStep.SCOPE)
         title = str(svc.name) if svc else f"id {record.b}"
-        entry = self._master(frontend, internal=bool(scope and scope.a))
-        return Step("service", "hit", f"{key} is a frontend of Service {title}", name, key, entry)
+        what = "is a frontend"
+        if svc and svc.frontend.last_port:
+            frontend = svc.frontend.with_scope(Scope.EXTERNAL)
+            what = f"is in the range {frontend.port_text}"
+        is_inside = svc.frontend.scope is Scope.INTERNAL if svc else bool(scope and scope.a)
+        entry = self._master(frontend, internal=is_inside)
+        redirected = f" ({svc.type})" if svc and svc.type is SVCType.LOCAL_REDIRECT else ""
+        return Step("service", "hit", f"{key} {what} of Service {title}{redirected}", name, key, entry)
 
     def _service_of_ping(self, ident: int) -> Step:
         """A ping has no port: one frontend of the address decides."""
@@ -293,7 +304,7 @@ class ExplainedTrace:
         assert self.packet.family is not None
         name = family_map(self.packet.family, "service")
         outer = self.view.maps.get(name, frontend_codec.service_key(frontend, 0))
-        inside = L3n4Addr(frontend.address, frontend.port, frontend.protocol, Scope.INTERNAL)
+        inside = frontend.with_scope(Scope.INTERNAL)
         value = self.view.maps.get(name, frontend_codec.service_key(inside, 0)) if internal else None
         if value is None:
             value = outer
@@ -308,7 +319,7 @@ class ExplainedTrace:
         if record is None:
             return None
         result = "internal" if record.a else "external"
-        where = "from inside the cluster" if record.a else "from outside the cluster"
+        where = _WHERE[record.a]
         if record.b:
             return Step("scope", result, f"it comes {where}, and is not served there ({label(Reason(record.b))})")
         return Step("scope", result, f"it comes {where}")

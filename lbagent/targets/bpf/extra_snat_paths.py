@@ -10,14 +10,11 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from lbagent.maps import backend_codec
-from lbagent.maps.layout import PathFlag
 from lbagent.model.backend import Backend
 from lbagent.model.extra_snat_sources import MAX_EXTRA_SNAT, extra_snat_stride
 from lbagent.model.family import Family
 from lbagent.model.path_info import PathInfo
 from lbagent.targets.bpf.shadow import Shadow
-
-_LIVE = int(PathFlag.LIVE)
 
 
 def path_record(backend: Backend, info: PathInfo, old: bytes, *, selectable: bool) -> bytes:
@@ -28,8 +25,8 @@ def path_record(backend: Backend, info: PathInfo, old: bytes, *, selectable: boo
     looked at until it is gone, so its record remembers what it was.
     """
     size, address = len(old), backend.address.address
-    flags, gen = old[backend_codec.FLAGS_AT[size]], old[backend_codec.GEN_AT[size]]
-    mine = bool(flags & _LIVE) and old.startswith(address)
+    flags, gen = backend_codec.path_flags(old), old[backend_codec.GEN_AT[size]]
+    mine = backend_codec.is_live(old) and old.startswith(address)
     if mine and info.kept:
         source = old[len(address) : 2 * len(address)]
         if source != info.snat and source in info.kept:
@@ -56,7 +53,7 @@ def live_extra_snat_ids(shadow: Shadow, family: Family, ident: int) -> Iterator[
     """Yield (id, record) of the extra SNAT addresses by which a backend's flows may be forwarded now."""
     if shadow.extra_snat_paths:
         for _, other, record in extra_snat_ids(shadow, family, ident):
-            if record[backend_codec.FLAGS_AT[len(record)]] & _LIVE:
+            if backend_codec.is_live(record):
                 yield other, record
 
 
@@ -73,7 +70,7 @@ def extra_snat_records(
     mine = first[width : 2 * width]  # an address that is the first here has its ports already
     wanted = {source.number: source for source in info.extra_snat if source.address != mine}
     for number, other, old in extra_snat_ids(shadow, family, ident):
-        lives = old[backend_codec.FLAGS_AT[len(old)]] & _LIVE
+        lives = backend_codec.is_live(old)
         source = wanted.get(number)
         if source is not None:
             new = backend_codec.extra_snat_value(first, source, old[backend_codec.GEN_AT[len(old)]])

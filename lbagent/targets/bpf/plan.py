@@ -21,6 +21,7 @@ from lbagent.maps.specs import MapRole
 from lbagent.model.address import L3n4Addr
 from lbagent.model.backend import Backend
 from lbagent.model.cooperative import BETWEEN_YIELDS, Cooperative, run_whole
+from lbagent.model.family import Family
 from lbagent.model.path_info import PathInfo
 from lbagent.model.service import SVC
 from lbagent.model.state import State, StateDelta, common_prefix_and_suffix
@@ -84,6 +85,7 @@ def _planning(
     out = Plan(changes, [], {}, desired.services, full_sync=shadow.needs_full_sync)
     backends = BackendPlanner(shadow, paths, steps)
     bits: set[int] = set()
+    ranges = _PortSteps(steps)
     again: list[int] = []  # changes that may have more when each namespace has its part of the room
     for owner in chain(range(len(changes)), again):
         change = changes[owner]
@@ -107,10 +109,12 @@ def _planning(
         if new.id and new.id != old.id:
             steps.at(Phase.COUNTER_ZERO, "lb_metrics").add(owner, U32.pack(service_counter(new.id)))
         _service_steps(steps, owner, change.frontend, old, fit, shadow.sizes.maglev_size)
+        ranges.add(owner, change.frontend, old.ports, new.ports)
         if strays := strays_of(change.old):
             _stray_steps(steps, owner, new, strays, shadow)
         if change.svc is not None:
             bits.add(prefilter.vip_bit(change.frontend.address))
+    ranges.finish()
     capacity.explain()
     out.room, out.share_room = capacity.room(), capacity.share_room()
     out.refs = yield from backends.planning()
@@ -203,6 +207,32 @@ def _service_steps(
         steps.at(Phase.REVERSE_IN, name).add(owner, ident(new.id), new.reverse)
     if old.reverse and new.id != old.id:
         steps.at(Phase.REVERSE_OUT, name).add(owner, ident(old.id), bytes(len(old.reverse)))
+
+
+class _PortSteps:
+    """Plans the prefixes of ranges of ports, which depend on their frontends alone."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._kept: set[tuple[Family, bytes]] = set()
+        self._leaving: list[tuple[int, Family, frozenset[bytes]]] = []
+
+    def add(self, owner: int, frontend: L3n4Addr, old: frozenset[bytes], new: frozenset[bytes]) -> None:
+        """Plan what comes; `finish` plans what leaves."""
+        if not (old or new):
+            return
+        family, value = frontend.family, frontend_codec.port_range_value(frontend)
+        for key in sorted(new - old):
+            self._steps.at(Phase.PORTS_IN, family_map(family, "port_range")).add(owner, key, value)
+        self._kept.update((family, key) for key in new)
+        self._leaving.append((owner, family, old - new))
+
+    def finish(self) -> None:
+        """Plan what leaves. A prefix that another range took over leads there, and stays."""
+        for owner, family, keys in self._leaving:
+            for key in sorted(keys):
+                if (family, key) not in self._kept:
+                    self._steps.at(Phase.PORTS_OUT, family_map(family, "port_range")).add(owner, key)
 
 
 def _slot_steps(steps: Steps, owner: int, frontend: L3n4Addr, old: FrontendEntries, new: FrontendEntries) -> None:

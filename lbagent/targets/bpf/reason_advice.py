@@ -26,7 +26,7 @@ ADVICE: dict[Reason, str] = {
     "no frontend of the address takes new flows",
     _R.DROP_SOURCE_RANGE: "add the client to loadBalancerSourceRanges of the Service if it may use it",
     _R.DROP_NO_LOCAL_BACKEND: "the traffic policy is Local and no backend of the Service is on this node; send to a node that has "
-    "one, or use policy Cluster",
+    "one, or use policy Cluster; or a local redirect has no ready Pod here and drops then (lbagent.io/when-empty)",
     _R.DROP_NOT_ROUTABLE: "a ClusterIP is not served for clients outside the cluster; --external-clusterip serves it",
     _R.DROP_FLOW_LIMIT: "the Service, or each of its backends, has as many flows on this node as lbagent.io/max-flows or "
     "max-flows-per-backend allows",

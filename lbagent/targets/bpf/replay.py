@@ -85,6 +85,8 @@ def _replay_one(rows: FrontendEntries, new: FrontendEntries, step: Step, entry: 
             value = step.value(entry) if is_put else frontend_codec.PRESENT
             verdict = ((key, value),) if value != frontend_codec.PRESENT else ()
             rows.verdicts = tuple(each for each in rows.verdicts if each[0] != key) + verdict
+        case MapRole.PORT_RANGE:
+            rows.ports = rows.ports | {key} if is_put else rows.ports - {key}
         case MapRole.AFFINITY_MATCH:
             ident = frontend_codec.affinity_match_ids(key)[1]
             rows.affinity = rows.affinity | {ident} if is_put else rows.affinity - {ident}

@@ -155,10 +155,17 @@ def _id_in(packed: bytearray) -> int:
 def _read_reverse(maps: LBMaps, family: Family, groups: dict[L3n4Addr, FrontendEntries], shadow: Shadow) -> None:
     """Give each reverse NAT row to its frontend: it has its own, so it names the ids of services that have no master yet."""
     name = family_map(family, "reverse_nat")
+    ranges: dict[int, list[L3n4Addr]] = {}
+    for each, its_rows in groups.items():
+        if each.last_port:
+            ranges.setdefault(its_rows.id, []).append(each)
     for key, value in maps.items(name):
-        ident, frontend = U32.unpack(key)[0], frontend_codec.reverse_nat_frontend(value)
-        rows = groups.setdefault(frontend, FrontendEntries(ident, {}))
-        if rows.id == ident and not rows.reverse:
+        ident = U32.unpack(key)[0]
+        frontend: L3n4Addr | None = frontend_codec.reverse_nat_frontend(value)
+        if frontend is not None and not frontend.port:  # of a range, whose ports are in its slots alone
+            frontend = next((one for one in ranges.get(ident, ()) if frontend_codec.is_reverse_of(value, one)), None)
+        rows = groups.setdefault(frontend, FrontendEntries(ident, {})) if frontend is not None else None
+        if rows is not None and rows.id == ident and not rows.reverse:
             rows.reverse = value
         else:
             shadow.restore_orphan(name, key)
@@ -181,6 +188,7 @@ def _attach(maps: LBMaps, groups: dict[L3n4Addr, FrontendEntries], shadow: Shado
         rows.affinity = frozenset(affinity.get(id(rows), ()))
     for family in Family:
         _attach_ranges(maps, family, owners, shadow)
+        _attach_ports(maps, family, groups, shadow)
         for service, table in maps.maglev(family_map(family, "maglev")).items():
             if owner := owners.get((service, family)):
                 owner.table = table
@@ -206,6 +214,17 @@ def _attach_ranges(
         owners[service, family].ranges = frozenset(keys)
 
 
+def _attach_ports(maps: LBMaps, family: Family, groups: dict[L3n4Addr, FrontendEntries], shadow: Shadow) -> None:
+    """Give the prefixes of ranges of ports to their frontends."""
+    name = family_map(family, "port_range")
+    for key, value in maps.items(name):
+        rows = groups.get(frontend_codec.port_range_frontend(key, value))
+        if rows is None:
+            shadow.restore_orphan(name, key)
+        else:
+            rows.ports |= {key}
+
+
 def _count(shadow: Shadow, family: Family, rows: FrontendEntries, slots: int) -> None:
     for name, number in (
         (family_map(family, "service"), slots),
@@ -213,5 +232,6 @@ def _count(shadow: Shadow, family: Family, rows: FrontendEntries, slots: int) ->
         ("lb_affinity_match", len(rows.affinity)),
         (family_map(family, "source_range"), len(rows.ranges)),
         (family_map(family, "maglev"), int(rows.has_table)),
+        (family_map(family, "port_range"), len(rows.ports)),
     ):
         shadow.count(name, number)

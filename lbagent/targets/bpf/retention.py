@@ -30,7 +30,7 @@ from lbagent.sync.target_protocol import Provenance
 from lbagent.targets.bpf.shadow import Shadow, map_entries
 
 _ELSEWHERE = "?"  # the node of a restored backend that is not on this one
-_LOCAL = int(PathFlag.LIVE | PathFlag.LOCAL)
+_LOCAL = int(PathFlag.LOCAL)
 
 
 class Retention(Struct):
@@ -188,8 +188,8 @@ def restored_state(shadow: Shadow, node_name: str) -> State:
     return State(0, tuple(run_whole(restoring(shadow, node_name)).values()))
 
 
-def _order(frontend: L3n4Addr) -> tuple[int, bytes, int, int, int]:
-    return len(frontend.address), frontend.address, frontend.port, frontend.protocol.number, frontend.scope
+def _order(frontend: L3n4Addr) -> tuple[int, bytes, int, int, int, int]:
+    return frontend.sort_key
 
 
 def restored_backend(shadow: Shadow, family: Family, ident: int, node_name: str) -> Backend | None:
@@ -198,7 +198,7 @@ def restored_backend(shadow: Shadow, family: Family, ident: int, node_name: str)
     if not any(row):
         return None
     address, state = backend_codec.backend_of(row)
-    local = path[backend_codec.FLAGS_AT[len(path)]] & _LOCAL == _LOCAL
+    local = bool(path[backend_codec.FLAGS_AT[len(path)]] & _LOCAL)
     return Backend(ident, address, state, node_name=node_name if local else _ELSEWHERE, local=local)
 
 

@@ -66,6 +66,7 @@ def candidates(state: State, family: Family, failing: Collection[L3n4Addr]) -> l
     def fits(svc: SVC) -> bool:
         return bool(
             svc.id and not svc.wildcard and svc.selectable and svc.frontend.family is family
+            and not svc.frontend.last_port  # another frontend may have one of its ports
             and svc.frontend.protocol in _PROTOCOL and svc.frontend not in failing
         )  # fmt: skip
 

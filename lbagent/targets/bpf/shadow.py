@@ -45,7 +45,15 @@ class PartialFrontend(Struct):
             return self.rest
         rest, unpacked = self.rest, dict(_SLOT_AND_VALUE.iter_unpack(self.slots))
         return FrontendEntries(
-            rest.id, unpacked, rest.reverse, rest.affinity, rest.ranges, rest.verdicts, rest.members, rest.table
+            rest.id,
+            unpacked,
+            rest.reverse,
+            rest.affinity,
+            rest.ranges,
+            rest.verdicts,
+            rest.members,
+            rest.table,
+            rest.ports,
         )
 
 
@@ -83,7 +91,10 @@ def entry_counts(family: Family, entry: ShadowFrontend | None) -> dict[str, int]
     if entry is None:
         return {}
     if isinstance(entry, SVC) and not (
-        entry.session_affinity or entry.source_ranges or entry.algorithm is not Algorithm.RANDOM
+        entry.session_affinity
+        or entry.source_ranges
+        or entry.frontend.last_port
+        or entry.algorithm is not Algorithm.RANDOM
     ):
         return {
             family_map(family, "service"): frontend_codec.entry_count(entry),
@@ -97,6 +108,7 @@ def entry_counts(family: Family, entry: ShadowFrontend | None) -> dict[str, int]
             "lb_affinity_match": len(entries.affinity),
             family_map(family, "source_range"): len(entries.ranges),
             family_map(family, "maglev"): int(entries.has_table),
+            family_map(family, "port_range"): len(entries.ports),
         }
     )
     counts.update(name for name, _ in strays_of(entry))

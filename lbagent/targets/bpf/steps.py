@@ -44,6 +44,8 @@ class Phase(IntEnum):
     RANGE_IN = auto()
     REVERSE_IN = auto()
     MASTER_IN = auto()
+    PORTS_IN = auto()  # prefixes of a range: they lead to a master
+    PORTS_OUT = auto()
     MASTER_OUT = auto()
     SLOT_TAIL = (
         auto()
@@ -83,6 +85,7 @@ _KINDS = {
     Phase.TABLE_OUT: Kind.TABLE_OUT,
     Phase.ORPHAN_OUT: Kind.DELETE,
     Phase.ORPHAN_TABLE_OUT: Kind.TABLE_OUT,
+    Phase.PORTS_OUT: Kind.DELETE,
     Phase.MASTER_OUT: Kind.DELETE,
     Phase.SLOT_OUT: Kind.DELETE,
     Phase.AFFINITY_ROOM: Kind.DELETE,

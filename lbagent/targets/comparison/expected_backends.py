@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from lbagent.model.address import L3n4Addr, Scope
-from lbagent.model.service import SVC
+from lbagent.model.service import SVC, SVCType
 from lbagent.model.state import State
 
 CHANGE_S = 5.0  # seconds in which the other proxy, or this agent, may be behind
@@ -47,7 +47,10 @@ class ExpectedBackends:
         if row is None:
             return None
         if self.is_inside(client.address):
-            row = self._rows.get(frontend.with_scope(Scope.INTERNAL), row)
+            inside = self._rows.get(frontend.with_scope(Scope.INTERNAL), row)
+            row = row if _skips(inside, client.address) else inside
+        if row.passes_untouched:
+            return None
         if row.check_source_range and not _is_admitted(row, client.address):
             return Expected(row, frozenset(), "its source ranges refuse the client")
         backends = self._backends_of(row)
@@ -63,6 +66,11 @@ class ExpectedBackends:
         if known is None:
             known = self._backends[id(row)] = frozenset(backend.address for backend in row.selectable)
         return known
+
+
+def _skips(row: SVC, client: bytes) -> bool:
+    """Return whether a client is a pod of a local redirect that does not apply to its own pods."""
+    return row.type is SVCType.LOCAL_REDIRECT and row.check_source_range and not _is_admitted(row, client)
 
 
 def _is_admitted(row: SVC, client: bytes) -> bool:

@@ -29,6 +29,7 @@ def proxy_differences(tables: Sequence[ProxyTable], state: State) -> Iterator[Di
         if row.type in TYPES
         and key.scope is Scope.EXTERNAL
         and not row.wildcard
+        and not key.last_port  # kube-proxy has no ranges of ports
         and any(key.address)  # 0.0.0.0: any own one
     }
     for key, row in rows.items():

@@ -55,6 +55,7 @@ VXLAN_PORT = 4789  # RFC 7348 §5
 HASH_SEED = 0x6C62  # the same on every node
 REFUSED = "goto refused"
 DROPPED = "drop"
+SKIP = "skip"  # a check: clients of the ranges use the frontend as if it had no row for what is inside
 ENDED = "goto ended"
 EGRESS = "egress"  # the chain of --egress-snat
 LEFT = "left"  # the chain of a table that has nothing but connections from before
@@ -93,7 +94,7 @@ class Way(NamedTuple):
     hashed: Hashed = ""
     inside: bool = False
     sticky: bool = False
-    check: str = ""  # allow, deny: source ranges first
+    check: str = ""  # allow, deny, skip: source ranges first
 
     @property
     def name(self) -> str:
@@ -130,7 +131,7 @@ class Refusal(NamedTuple):
     """Packets of a frontend without backends that has source ranges: only clients that are admitted get an answer."""
 
     family: Family
-    check: str  # allow, deny
+    check: str  # allow, deny, skip
 
     @property
     def name(self) -> str:
@@ -138,14 +139,14 @@ class Refusal(NamedTuple):
         return f"{self.check}-refused{self.family.digit}"
 
     def chains(self) -> Iterator[tuple[str, Chain]]:
-        """Yield the chain."""
-        yield self.name, _checked(self.family, self.check, "refused")
+        """Yield the chain. A local redirect without a pod drops."""
+        yield self.name, _checked(self.family, self.check, "ended" if self.check == SKIP else "refused")
 
 
 def _checked(family: Family, check: str, chain: str) -> Chain:
-    """Return a chain that leads admitted clients to another one, and drops the packets of others."""
+    """Return a chain that leads admitted clients to another one, and drops the packets of others; those that skip go on."""
     listed = is_in((*frontend(family), source(family)), f"ranges{family.digit}", inverted=check == "allow")
-    return Chain((rule(listed, verdict(DROPPED)), rule(goto(chain))))
+    return Chain((rule(listed, goto("services") if check == SKIP else verdict(DROPPED)), rule(goto(chain))))
 
 
 class Sticky(NamedTuple):

@@ -22,7 +22,7 @@ from lbagent.model.family import Family
 from lbagent.model.maglev import lookup_table
 from lbagent.model.service import CIDR, SVC, Algorithm, SVCNatPolicy, SVCType
 from lbagent.model.stale_flows import stale_flows_text
-from lbagent.targets.nftables.chains import DROPPED, REFUSED, Hashed, Need, Refusal, Sticky, Way
+from lbagent.targets.nftables.chains import DROPPED, REFUSED, SKIP, Hashed, Need, Refusal, Sticky, Way
 from lbagent.targets.nftables.map_specs import (
     INSIDE_OFFSET,
     Element,
@@ -72,11 +72,16 @@ def _is_loopback(address: bytes) -> bool:
 
 def unsupported(row: SVC) -> str:
     """Return why a row cannot be served by nftables; '' when it can."""
+    if row.frontend.last_port:
+        ports = row.frontend.port_text
+        return (
+            f"port-range {row.port_name}={ports}: nftables serves no ranges of ports; its port of spec.ports is served"
+        )
     if row.nat_policy is not SVCNatPolicy.NONE:
         return f"{row.nat_policy.value.lower()}: nftables translates no packet to the other family; it is not served"
     if row.l7_lb_proxy_port:
         return "the L7 proxy gets no connections from nftables; they go to the backends"
-    if row.loopback_hostport:
+    if row.loopback_hostport and not row.passes_untouched:
         return f"{row.frontend.with_protocol()} is not served: a loopback address is for sockets of this node"
     if row.stale_flows_s:
         word = stale_flows_text(row.stale_flows_s)
@@ -125,7 +130,8 @@ class _Builder:
                 self._unsupported[reason] = None
             if reason := unlimited(row):
                 self._unsupported[reason] = None
-            if is_served(row) and row.nat_policy is SVCNatPolicy.NONE:
+            has_frontend = is_served(row) and not row.passes_untouched and not row.frontend.last_port
+            if has_frontend and row.nat_policy is SVCNatPolicy.NONE:
                 self._frontend(row)
         return ServiceRules(self._elements, frozenset(self._needs), frozenset(self._local), tuple(self._unsupported))
 
@@ -139,7 +145,7 @@ class _Builder:
         inside = row.frontend.scope is Scope.INTERNAL
         name = f"internal{digit}" if inside else f"frontends{digit}"
         backends = [each for each in row.selectable if each.address.family is family]
-        check = ("deny" if row.source_ranges_deny else "allow") if row.check_source_range else ""
+        check = _check_of(row)
         if not backends:
             self._without_backends(name, key, row, check)
             return
@@ -162,7 +168,7 @@ class _Builder:
         self._local.update(each.address.address for each in backends if self._is_local(each))
 
     def _without_backends(self, name: str, key: bytes, row: SVC, check: str) -> None:
-        if row.no_local_backend:
+        if row.no_local_backend and check != SKIP:
             way = DROPPED
         elif check:
             refusal = Refusal(row.frontend.family, check)
@@ -181,6 +187,15 @@ class _Builder:
         values = {each.address: Element(backend_value(each.address.address, each.address.port)) for each in slots}
         for number, each in enumerate(slots, offset):
             self._elements[name, key + slot_bytes(number)] = values[each.address]
+
+
+def _check_of(row: SVC) -> str:
+    """Return what happens by the client's address: the word of the chain. A local redirect is skipped by its own pods."""
+    if not row.check_source_range:
+        return ""
+    if row.type is SVCType.LOCAL_REDIRECT:
+        return SKIP
+    return "deny" if row.source_ranges_deny else "allow"
 
 
 def _is_one_scope(outside: SVC, inside: SVC) -> bool:

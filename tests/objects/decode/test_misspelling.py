@@ -27,6 +27,13 @@ MODELS = {
     "Subset": ["V1EndpointSubset"],
     "BackendState": [],
     "BackendStateSpec": [],
+    "LocalRedirectPolicy": [],
+    "LocalRedirectSpec": [],
+    "RedirectFrontend": [],
+    "RedirectBackend": [],
+    "RedirectPort": [],
+    "AddressMatcher": [],
+    "ServiceMatcher": [],
 }
 SHAPES = {
     name: shape for name, shape in vars(wire).items() if isinstance(shape, type) and shape.__module__ == wire.__name__

@@ -438,7 +438,7 @@ def test_pressure_counts_without_walking():
     assert found == {
         "lb4_service": 4, "lb6_service": 2, "lb4_backend": 3, "lb6_backend": 1, "lb_affinity_match": 3,
         "lb4_source_range": 0, "lb6_source_range": 2, "lb4_maglev": 1, "lb6_maglev": 0, "lb4_reverse_nat": 1,
-        "lb6_reverse_nat": 1,
+        "lb6_reverse_nat": 1, "lb4_port_range": 0, "lb6_port_range": 0,
     }  # fmt: skip
     for name, used in found.items():
         assert len(node.maps.maglev(name) if "maglev" in name else node.maps.items(name)) == used, name

@@ -125,6 +125,7 @@ NOT_FILLED = {
     **dict.fromkeys(("lb_vip", "lb_former_leader"), "addresses that this node announces"),
     **dict.fromkeys(("lb4_left", "lb6_left"), "conversations over UDP of another proxy; without room one selects a backend again"),
     "lb_stale_backend": "the oldest ones are left out: their time does not survive a restart",
+    **dict.fromkeys(("lb4_port_range", "lb6_port_range"), "65,536 prefixes: test_port_range_plans.py has a smaller map"),
     "lb_echo": "an entry for each address of services, of which there are no more than service ids",
     "lb_rules": "8,191 Services can have rules about flows; the log names those that cannot",
     "lb_rules_of": "a number for each service id",

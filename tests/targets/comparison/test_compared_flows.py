@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from lbagent.model.address import L3n4Addr, Scope
 from lbagent.model.backend import Backend
-from lbagent.model.service import CIDR, SVC, ServiceName
+from lbagent.model.service import CIDR, SVC, ServiceName, SVCType
 from lbagent.model.state import State
 from lbagent.targets.comparison.compared_flows import MAX_EXAMPLES, ComparedFlows
 from lbagent.targets.comparison.conntrack_events import NewConnection
@@ -138,3 +138,15 @@ def test_examples_are_bounded_and_a_reset_begins_again() -> None:
     found.reset()
     assert (found.report().flows, found.report().services, found.lost) == (0, [], 0)
     assert dict(found.totals) == {"differs": 50, "unknown": 1}, "a metric does not go back"
+
+
+def test_a_local_redirect_is_for_what_is_inside() -> None:
+    """Its own pods skip it, and at an address without a Service nothing is expected of others."""
+    inside = VIP.with_scope(Scope.INTERNAL)
+    redirect = row(TWO, frontend=inside, type=SVCType.LOCAL_REDIRECT)
+    assert compared([row(ONE), redirect], (POD, TWO), (OUTSIDE, ONE)).report().same == 2
+    ranges = (CIDR.parse("10.244.1.9/32"),)
+    skipped = replace(redirect, source_ranges=ranges, source_ranges_deny=True, check_source_range=True)
+    assert compared([row(ONE), skipped], (POD, ONE)).report().same == 1
+    passing = row(type=SVCType.LOCAL_REDIRECT, loopback_hostport=True)
+    assert compared([passing, redirect], (OUTSIDE, VIP)).report().differs == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
 from lbagent.model.address import L4Type, Scope
 from lbagent.model.backend import Backend
@@ -186,3 +187,44 @@ def test_sctp_and_scopes_are_part_of_the_key() -> None:
     assert Scope.EXTERNAL == 0
     assert L4Type.SCTP.number == 132
     assert isinstance(backend(ONE), Backend)
+
+
+def test_a_range_of_ports_is_named_and_its_own_port_is_served() -> None:
+    rules = rule_set(row("10.96.0.1:80", ONE), row("10.96.0.1:10000-19999", "10.0.0.1:0"))
+    assert [key for key, _ in rules.unsupported()] == [WEB]
+    ((_, reason),) = rules.unsupported()
+    assert reason == "port-range http=10000-19999: nftables serves no ranges of ports; its port of spec.ports is served"
+    assert words(rules, "frontends4") == ['10.96.0.1 . tcp . 80 comment "default/web http" : goto random4-1']
+    assert words(rules, "backends4") == ["10.96.0.1 . tcp . 80 . 0 : 10.0.0.1 . 8080"]
+
+
+def test_a_local_redirect_is_a_row_of_the_inside() -> None:
+    """At an address without a Service there is no row for outside; its own pods skip it by a chain."""
+    passing = row("10.1.1.1:80", type=SVCType.LOCAL_REDIRECT, loopback_hostport=True)
+    ranges = (CIDR.parse("10.0.0.1/32"),)
+    inside = row(
+        "10.1.1.1:80/TCP/i", ONE, local=[ONE], type=SVCType.LOCAL_REDIRECT, source_ranges=ranges, source_ranges_deny=True,
+        check_source_range=True,
+    )  # fmt: skip
+    rules = rule_set(passing, inside)
+    assert words(rules, "frontends4") == []
+    assert words(rules, "internal4") == ['10.1.1.1 . tcp . 80 comment "default/web http" : goto skip-random4-1-inside']
+    assert words(rules, "external4") == ['10.1.1.1 . tcp . 80 comment "default/web http"']
+    assert [rule.text for rule in rules.chains()["skip-random4-1-inside"].rules] == [
+        "ip daddr . meta l4proto . th dport . ip saddr @ranges4 goto services",
+        "goto random4-1-inside",
+    ]
+    assert list(rules.unsupported()) == []
+    empty = rule_set(passing, replace(passing, frontend=passing.frontend.with_scope(Scope.INTERNAL)))
+    assert empty.elements()["internal4"] == {}
+
+
+def test_a_local_redirect_that_drops() -> None:
+    passing = row("10.1.1.1:80", type=SVCType.LOCAL_REDIRECT, loopback_hostport=True)
+    fields = {"type": SVCType.LOCAL_REDIRECT, "no_local_backend": True}
+    rules = rule_set(passing, row("10.1.1.1:80/TCP/i", **fields))
+    assert words(rules, "internal4") == ['10.1.1.1 . tcp . 80 comment "default/web http" : drop']
+    ranges = {"source_ranges": (CIDR.parse("10.0.0.1/32"),), "source_ranges_deny": True, "check_source_range": True}
+    rules = rule_set(passing, row("10.1.1.1:80/TCP/i", **fields, **ranges))
+    assert words(rules, "internal4") == ['10.1.1.1 . tcp . 80 comment "default/web http" : goto skip-refused4']
+    assert rules.chains()["skip-refused4"].rules[-1].text == "goto ended"

@@ -71,14 +71,11 @@ AI void event_copy(u64 *to, const u8 *from)
 	to[1] = *(u64 *)(from + 8);
 }
 
-/* Copies the headers into a record, in blocks; the last block overlaps the one before it. Returns the number of bytes. `refusal`, a
- * constant: as event_fill(); `other`: as FORGET() requires it. */
-AI u64 event_copy_headers(u64 *to, const struct lb_pkt *pk, const u8 *data, const u8 *end, const bool refusal, u64 other)
+/* Copies the headers into a record, in blocks; the last block overlaps the one before it. Returns the number of bytes. */
+AI u64 event_copy_headers(u64 *to, const struct lb_pkt *pk, const u8 *data, const u8 *end)
 {
 	u64 size = event_headers(pk, data, end), done = 0;
 
-	if (refusal)
-		FORGET(size, other);
 	if (size > EVENT_FRAME_BYTES)
 		size = EVENT_FRAME_BYTES;
 	if (size < EVENT_MIN || data + EVENT_WHOLE > end)
@@ -128,17 +125,15 @@ AI u64 event_hook(const struct lb_pkt *pk)
 	return EVENT_HOOK_TC_INGRESS + (flags / PKT_EGRESS & 1) + (flags / PKT_HANDED_OVER & 1) * 2;
 }
 
-/* Fills the next record, which event_publish() then ends. `ids`: EVENT_IDS(). `refusal`, a constant: it is not on the path of a flow, so
- * an instruction more is worth less than the verifier's steps. */
-AI void event_fill(lb_ctx *ctx, const struct lb_pkt *pk, u64 *ring, u64 ids, const bool refusal)
+/* Fills the next record, which event_publish() then ends. `ids`: EVENT_IDS(). */
+AI void event_fill(lb_ctx *ctx, const struct lb_pkt *pk, u64 *ring, u64 ids)
 {
-	u64 *to = event_slot(ring), now, kept;
+	u64 *to = event_slot(ring), kept;
 
 	MB(); /* the record before it has been counted */
-	now = jiffies();
-	to[1] = now;
+	to[1] = jiffies();
 	to[2] = CTX_IFINDEX(ctx) | CTX_LEN(ctx) << EVENT_LENGTH_SHIFT;
-	kept = event_copy_headers(to + EVENT_FRAME_WORD, pk, CTX_DATA(ctx), CTX_END(ctx), refusal, now);
+	kept = event_copy_headers(to + EVENT_FRAME_WORD, pk, CTX_DATA(ctx), CTX_END(ctx));
 	to[3] = ids | kept << EVENT_KEPT_SHIFT | event_hook(pk) << EVENT_HOOK_SHIFT;
 }
 
@@ -159,7 +154,7 @@ AI void event_after(lb_ctx *ctx, const struct lb_pkt *pk, u64 *ring, u64 ids, u6
 {
 	u64 *to = event_slot(ring);
 
-	event_fill(ctx, pk, ring, ids, false);
+	event_fill(ctx, pk, ring, ids);
 	to[2] = (u32)device | to[2] >> EVENT_LENGTH_SHIFT << EVENT_LENGTH_SHIFT;
 	to[3] |= 1ULL << EVENT_AFTER_SHIFT;
 	if (device) {
@@ -186,8 +181,8 @@ AI bool event_admitted(u64 *ring)
 {
 	if (SAMPLES)
 		return true;
-	u64 admits = rate_admits(ring + EVENT_HEAD_BUCKET, CFG(event_rate));
-
-	ring[EVENT_HEAD_LIMITED] += !admits;
-	return admits;
+	if (rate_admits(ring + EVENT_HEAD_BUCKET, CFG(event_rate)))
+		return true;
+	ring[EVENT_HEAD_LIMITED]++;
+	return false;
 }

@@ -27,7 +27,7 @@ struct lb_scratch {
 	u64 hash;        /* of the flow: selects its buckets */
 	u64 version;     /* of the primary bucket, read before the look-up that missed */
 	u64 old_value;   /* CHOICE_RESELECT: the value word to replace */
-	union { /* the program after CALL_FLOW_CREATE needs the first part, those before it the second */
+	union { /* CALL_SNAT_RECLAIM needs the first part; CALL_CHOOSE, which comes before it, the second */
 		struct {
 			u32 reclaim_limit; /* with reclaim_flows: position of the last candidate in the order */
 			volatile u32 reclaim_best[RECLAIM_RUNS]; /* with reclaim_flows: the best candidate of each run */
@@ -36,6 +36,7 @@ struct lb_scratch {
 			u32 rules_target; /* CALL_CHOOSE: the master entry of a Service with rules */
 			u32 rules_preferred; /* the backend of the client's affinity or of the Maglev table, full or not; 0: none */
 			u16 rules_count, rules_flags, rules_from; /* its flags2 above its flags; the slot from which the next search begins */
+			u16 rules_port, rules_last_port; /* the ports of its key */
 			u8 rules_scope, rules_scanned;             /* scope of its key; searches that were done */
 		};
 	};

@@ -165,11 +165,11 @@ AI bool ct_flow_set(const struct ct_flow *f, u64 next)
 /* Has the flow lost its SNAT port to another flow? */
 AI bool ct_flow_lost_snat(const struct ct_flow *f, const struct ct_key *key)
 {
-	return snat_is_lost(f->value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at));
+	return snat_is_lost(f->value, KEY_OWNER(key), KEY_CLIENT(key), KEY_VIP_PORT(key), SEEN_SERVICE(f->seen_at));
 }
 
 /* Gives back the SNAT port of a value of the flow `key`, if it has one. */
 AI void ct_release_snat(u64 value, const struct ct_key *key)
 {
-	snat_release(value, KEY_OWNER(key), KEY_CLIENT(key));
+	snat_release(value, KEY_OWNER(key), KEY_CLIENT(key), KEY_VIP_PORT(key));
 }

@@ -40,7 +40,7 @@ AI u64 ct_find_reply(u64 *bucket, bool second, const struct ct_key *key, const s
 		path = path_of(value_backend(value));
 		meta = PATH_META(path);
 		path_addr(path, &from);
-		if (!addr_eq(&from, &pk->saddr) || META_PORT(meta) != pk->sport || !value_knows_path(value, meta))
+		if (!addr_eq(&from, &pk->saddr) || meta_port(meta, to_port) != pk->sport || !value_knows_path(value, meta))
 			continue;
 		if (EXTRA_SNAT_SOURCES && snat_port && !path_between(path, &pk->saddr, &pk->daddr)) /* the same port of another source address */
 			continue;

@@ -47,6 +47,7 @@ AI bool ct_is_busy(const struct ct_deletion *d, u64 *seen)
 AI bool ct_delete_entry(u64 position, const struct ct_deletion *d)
 {
 	u64 *e = ct_entry_at(ct_bucket(position), position & (FLOW_WAYS - 1)), owner = RD64(e), gen = owner & GEN_MASK, value;
+	u16 frontend_port = KEY_VIP_PORT(&d->key);
 	lb_addr client;
 
 	if (!ct_entry_match(e, &d->key, &value) || value != d->value || ct_is_busy(d, e + E_SEEN))
@@ -57,7 +58,7 @@ AI bool ct_delete_entry(u64 position, const struct ct_deletion *d)
 		if (CAS(e + E_VALUE, value, value_of_reset(value)) != value)
 			return false;
 		flow_turned(SEEN_SERVICE(e + E_SEEN), value, 0);
-		snat_release(value, owner, &client);
+		snat_release(value, owner, &client, frontend_port);
 		WR16(e + E_SEEN, d->now);
 		return true;
 	}
@@ -66,7 +67,7 @@ AI bool ct_delete_entry(u64 position, const struct ct_deletion *d)
 	flow_turned(SEEN_SERVICE(e + E_SEEN), value, 0);
 	if (CAS(e, owner, OWNER_BUSY | gen) != owner)
 		return true;
-	snat_release(value, owner, &client);
+	snat_release(value, owner, &client, frontend_port);
 	MB();
 	WR64(e, gen);
 	return true;

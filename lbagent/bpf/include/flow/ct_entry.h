@@ -62,6 +62,12 @@ AI void ct_entry_client(u64 *e, lb_addr *client)
 	client->w[0] = 0;
 }
 
+/* The frontend's port in an entry whose owner word is or was `owner`. */
+AI u16 ct_entry_vip_port(u64 *e, u64 owner)
+{
+	return RD64(e + E_VIP) >> VIP_PORT_SHIFT;
+}
+
 /* Sets bit 63 if the entry is another flow of the client of `k` to this backend, FORWARD_LOCAL, through another frontend. */
 AI u64 ct_entry_clash(u64 *e, const struct ct_key *k, u64 backend)
 {
@@ -145,6 +151,11 @@ AI void ct_entry_client(u64 *e, lb_addr *client)
 {
 	client->w[0] = RD64(e + E_CLIENT);
 	client->w[1] = RD64(e + E_CLIENT_END);
+}
+
+AI u16 ct_entry_vip_port(u64 *e, u64 owner)
+{
+	return owner >> OWNER_VIP_PORT_SHIFT;
 }
 
 AI u64 ct_entry_clash(u64 *e, const struct ct_key *k, u64 backend)

@@ -109,7 +109,7 @@ AI void ct_evict(u64 *e, u64 owner)
 		return;
 	value = RD64(e + E_VALUE);
 	ct_entry_client(e, &client);
-	snat_release(value, owner, &client);
+	snat_release(value, owner, &client, ct_entry_vip_port(e, owner));
 	flow_turned(SEEN_SERVICE(e + E_SEEN), value, 0);
 }
 
@@ -157,7 +157,7 @@ AI void ct_unspill_reply(const struct ct_key *key, u64 value)
 	lb_addr backend;
 
 	path_addr(path, &backend);
-	ct_key_reply(&k.key, key, &backend, META_PORT(PATH_META(path)));
+	ct_key_reply(&k.key, key, &backend, meta_port(PATH_META(path), KEY_VIP_PORT(key)));
 	map_delete(FAMILY_FD(spill), &k);
 }
 

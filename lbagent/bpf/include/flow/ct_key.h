@@ -49,6 +49,7 @@ AI void ct_key_mark_reply(struct ct_key *k)
 }
 
 #define KEY_OWNER(k) ((k)->k0)
+#define KEY_VIP_PORT(k) ((u16)((k)->k1 >> VIP_PORT_SHIFT))
 #define KEY_CLIENT(k) ((lb_addr *)0) /* the owner word holds it */
 #else
 struct ct_key {
@@ -95,5 +96,6 @@ AI void ct_key_mark_reply(struct ct_key *k)
 }
 
 #define KEY_OWNER(k) ((k)->owner)
+#define KEY_VIP_PORT(k) ((u16)((k)->owner >> OWNER_VIP_PORT_SHIFT))
 #define KEY_CLIENT(k) (&(k)->client)
 #endif

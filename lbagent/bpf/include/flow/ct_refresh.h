@@ -20,7 +20,7 @@ AI void ct_prefetch(u64 hash)
 
 AI void ct_renew_snat(const struct ct_flow *f, u64 value, const struct ct_key *key, u64 now)
 {
-	snat_renew(value, KEY_OWNER(key), KEY_CLIENT(key), SEEN_SERVICE(f->seen_at), now);
+	snat_renew(value, KEY_OWNER(key), KEY_CLIENT(key), KEY_VIP_PORT(key), SEEN_SERVICE(f->seen_at), now);
 }
 
 #define SNAT_RENEW_SHORT 3 /* a short lease is renewed every 2^3 ticks, that of a flow that keeps its port every 2^8 */

@@ -56,7 +56,7 @@ AI bool ct_entry_lost_snat(const struct ct_entry *e)
 	lb_addr client;
 
 	ct_entry_client(e->at, &client);
-	return snat_is_lost(e->value, e->owner, &client, SEEN_SERVICE(&seen));
+	return snat_is_lost(e->value, e->owner, &client, ct_entry_vip_port(e->at, e->owner), SEEN_SERVICE(&seen));
 }
 
 /* The inputs of a sweep: TIMEOUTS_EST and TIMEOUTS_OTHER, the clock, and the tick until which ages are reliable. Read once, except that
@@ -77,7 +77,6 @@ AI u64 ct_entry_is_over(const struct ct_entry *e, const struct ct_sweep *rules)
 	over >>= 63;
 	if (UNLIKELY((s64)(RD64(rules->trusted_until) - rules->tick) < 0))
 		over |= ct_entry_lost_snat(e);
-	FORGET(over, rules->tick);
 	return over;
 }
 

@@ -74,17 +74,24 @@ AI void handshake_again(u64 number, u64 backend)
 	WR64(&h->owner, RD64(&h->owner) | HANDSHAKE_REPEATED);
 }
 
-/* The bucket of a time: number n has those up to 2^(6 + n) us. Most handshakes are short: they leave the loop at once. */
+/* The bucket of a time: number n has those up to 2^(6 + n) us, so it is the number of bits of what is left of (us - 1) without the six
+ * lowest. No branches: the verifier counts ways. */
 AI u64 handshake_bucket(u64 us)
 {
-	u64 n = 0;
+	u64 left = min64((us - 1 + SIGN(us - 1)) >> HANDSHAKE_FIRST_BOUND, (1ULL << HANDSHAKE_BOUNDS) - 1), bits = 0;
 
-	NO_UNROLL
-	while (n < HANDSHAKE_BOUNDS && us > 1ULL << (HANDSHAKE_FIRST_BOUND + n))
-		n++;
-	FORGET(n, us);
-	return n < HANDSHAKE_BOUNDS ? n : HANDSHAKE_BOUNDS;
+	OPAQUE(left); /* the compiler knows how large it can be, and would compare it */
+	_Pragma("clang loop unroll(full)")
+	for (u64 half = HANDSHAKE_BOUNDS / 2; half; half /= 2) {
+		u64 skip = SIGN((1ULL << half) - 1 - left) * half;
+
+		bits += skip;
+		left >>= skip;
+	}
+	return bits + (left & 1);
 }
+
+_Static_assert(HANDSHAKE_BOUNDS == 16, "halves");
 
 AI void handshake_done(struct lb_tcp *r, u64 us)
 {

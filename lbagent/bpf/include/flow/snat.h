@@ -11,19 +11,19 @@
 #define SNAT_PROBES 16
 
 /* Frees the slot of a flow that ends. */
-AI void snat_release(u64 value, u64 owner, const lb_addr *client)
+AI void snat_release(u64 value, u64 owner, const lb_addr *client, u16 frontend_port)
 {
 	if (!value_is_snat(value))
 		return;
-	snat_slot_release(snat_slot_of_value(value), value, owner, client);
+	snat_slot_release(snat_slot_of_value(value, frontend_port), value, owner, client);
 	if (MIGRATING_SNAT)
-		snat_slot_release(snat_old_slot_of_value(value), value, owner, client);
+		snat_slot_release(snat_old_slot_of_value(value, frontend_port), value, owner, client);
 }
 
 /* Restarts the lease, with the length that the flow's state allows. */
-AI void snat_renew(u64 value, u64 owner, const lb_addr *client, u64 service, u64 now)
+AI void snat_renew(u64 value, u64 owner, const lb_addr *client, u16 frontend_port, u64 service, u64 now)
 {
-	u64 *s = snat_slot_of_value(value), meta = RD64(s + SNAT_SLOT_META);
+	u64 *s = snat_slot_of_value(value, frontend_port), meta = RD64(s + SNAT_SLOT_META);
 
 	if (!snat_slot_differs(s, meta, value, owner, client, service))
 		CAS(s + SNAT_SLOT_META, meta, (meta & ~SNAT_META_STAMP_MASK) | snat_slot_stamp(now, value, OWNER_L4(owner)));
@@ -48,15 +48,15 @@ AI u64 snat_not_held(u64 index, u64 value, u64 owner, const lb_addr *client, u64
 }
 
 /* Has the flow with this value lost its port? */
-AI bool snat_is_lost(u64 value, u64 owner, const lb_addr *client, u64 service)
+AI bool snat_is_lost(u64 value, u64 owner, const lb_addr *client, u16 frontend_port, u64 service)
 {
-	return snat_not_held(snat_index_of_value(value), value, owner, client, service) >> 63 & value_is_snat(value);
+	return snat_not_held(snat_index_of_value(value, frontend_port), value, owner, client, service) >> 63 & value_is_snat(value);
 }
 
 /* Returns the value of a flow with the generation that its slot has now. */
-AI u64 snat_value_now(u64 value)
+AI u64 snat_value_now(u64 value, u16 frontend_port)
 {
-	return value_with_slot_gen(value, RD64(snat_slot_of_value(value)));
+	return value_with_slot_gen(value, RD64(snat_slot_of_value(value, frontend_port)));
 }
 
 AI u64 snat_first(u64 hash, u64 range)
@@ -82,11 +82,11 @@ AI u64 snat_probe(u64 hash, u64 n)
 }
 
 /* Starts the cache miss of the first slot snat_take() will read. */
-AI void snat_prefetch(u64 hash, u64 backend)
+AI void snat_prefetch(u64 hash, u64 backend, u16 frontend_port)
 {
 	u64 first = CFG(snat_port_min), host = first + snat_first(hash, CFG(snat_port_max) - first + 1);
 
-	RD64(snat_slot_of(backend_hash(backend), HTONS(host)));
+	RD64(snat_slot_of(backend_hash(backend, frontend_port), HTONS(host)));
 }
 
 /* 1 if a slot of the old map is held by a live flow other than this one, else 0. Without a branch: the verifier counts paths. */
@@ -151,7 +151,7 @@ AI bool snat_take_old(u64 *s, const lb_addr *client, u64 taken, u64 meta)
  * An earlier port in the flow's order may be free by now. Without a branch: the verifier counts paths. */
 AI u64 snat_held(u64 hash, const struct ct_key *key, u64 backend, u64 service)
 {
-	u64 bh = backend_hash(backend), value = backend << V_BACKEND_SHIFT, held = 0;
+	u64 bh = backend_hash(backend, KEY_VIP_PORT(key)), value = backend << V_BACKEND_SHIFT, held = 0;
 
 	NO_UNROLL
 	for (u64 i = 0; i < SNAT_PROBES; i++) {
@@ -167,7 +167,7 @@ AI u64 snat_held(u64 hash, const struct ct_key *key, u64 backend, u64 service)
  * selects. Returns it in the form of value_with_snat(); 0: none is free. */
 AI u64 snat_take(u64 hash, u64 only, const struct ct_key *key, u64 backend, u64 service, u64 now)
 {
-	u64 bh = backend_hash(backend), value = backend << V_BACKEND_SHIFT, owner = KEY_OWNER(key);
+	u64 bh = backend_hash(backend, KEY_VIP_PORT(key)), value = backend << V_BACKEND_SHIFT, owner = KEY_OWNER(key);
 	u64 stamp = snat_slot_stamp(now, CT_NEW << V_STATE_SHIFT, OWNER_L4(owner));
 	const lb_addr *client = KEY_CLIENT(key);
 
@@ -217,37 +217,40 @@ AI void snat_expire(u64 index, u64 now)
 
 /* --- the holder of a port, found by a reply to it --- */
 
-/* Does this packet come from the backend to which the holder of the slot has the port? */
-AI bool snat_find_at(u64 *s, const struct lb_pkt *pk, struct snat_view *view)
+/* Does this packet come from the backend to which the holder of the slot has the port? One behind a range of ports (off the fast path
+ * alone: `slow`, a constant) sends from the port of the slot, which is the packet's. */
+AI bool snat_find_at(u64 *s, const struct lb_pkt *pk, struct snat_view *view, const bool slow)
 {
 	u64 path_meta;
 	lb_path *path;
+	u16 port;
 
 	if (!snat_slot_read(s, view))
 		return false;
 	path = path_of(snat_view_backend(view));
-	path_meta = PATH_META(path);
-	return path_between(path, &pk->saddr, &pk->daddr) && META_PORT(path_meta) == pk->sport && path_carries(path_meta, pk->proto);
+	path_meta = PATH_META_STORED(path);
+	port = slow ? meta_port(path_meta, pk->sport) : META_PORT(path_meta);
+	return path_between(path, &pk->saddr, &pk->daddr) && port == pk->sport && path_carries(path_meta, pk->proto);
 }
 
 /* Finds the holder of our port `pk->dport` towards the backend that sent `pk`. Returns false if it is free, or if `pk` is for an extra
  * SNAT address. */
-AI bool snat_find(const struct lb_pkt *pk, struct snat_view *view)
+AI bool snat_find(const struct lb_pkt *pk, struct snat_view *view, const bool slow)
 {
-	return snat_find_at(snat_slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto), pk->dport), pk, view);
+	return snat_find_at(snat_slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto), pk->dport), pk, view, slow);
 }
 
 /* The same where `pk` is for an extra SNAT address. Checked second: one may be the first address of other backends. */
-AI bool snat_find_extra(const struct lb_pkt *pk, struct snat_view *view)
+AI bool snat_find_extra(const struct lb_pkt *pk, struct snat_view *view, const bool slow)
 {
 	u64 salt = extra_snat_salt(&pk->daddr);
 
-	return salt && snat_find_at(snat_slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto) + salt, pk->dport), pk, view);
+	return salt && snat_find_at(snat_slot_of(addr_hash(&pk->saddr, pk->sport, pk->proto) + salt, pk->dport), pk, view, slow);
 }
 
 AI bool snat_find_any(const struct lb_pkt *pk, struct snat_view *view)
 {
-	return snat_find(pk, view) || (EXTRA_SNAT_SOURCES && snat_find_extra(pk, view));
+	return snat_find(pk, view, true) || (EXTRA_SNAT_SOURCES && snat_find_extra(pk, view, true));
 }
 
 /* In the old slots. */
@@ -255,12 +258,12 @@ AI bool snat_find_old(const struct lb_pkt *pk, struct snat_view *view)
 {
 	u64 hash = addr_hash(&pk->saddr, pk->sport, pk->proto), salt;
 
-	if (snat_find_at(snat_old_slot_of(hash, pk->dport), pk, view))
+	if (snat_find_at(snat_old_slot_of(hash, pk->dport), pk, view, true))
 		return true;
 	if (!EXTRA_SNAT_SOURCES)
 		return false;
 	salt = extra_snat_salt(&pk->daddr);
-	return salt && snat_find_at(snat_old_slot_of(hash + salt, pk->dport), pk, view);
+	return salt && snat_find_at(snat_old_slot_of(hash + salt, pk->dport), pk, view, true);
 }
 
 /* Off the fast path: a slot that is being moved is in the new place before it leaves the old one. */

@@ -32,13 +32,13 @@ AI bool snat_migrate_of(u64 value, const struct ct_key *key, u64 now, u64 dry)
 
 	if (!MIGRATING_SNAT || !value_is_snat(value))
 		return true;
-	from = snat_old_slot_of_value(value);
-	to = snat_slot_of_value(value);
+	from = snat_old_slot_of_value(value, KEY_VIP_PORT(key));
+	to = snat_slot_of_value(value, KEY_VIP_PORT(key));
 	if (!snat_slot_is_of(from, RD64(from), value, owner, KEY_CLIENT(key)))
 		return true;
 	if (!snat_migrate(from, to, dry))
 		return false;
 	if (V_STATE(value) == CT_ESTABLISHED) /* if it still has the lease of its first packet */
-		snat_renew(value, owner, KEY_CLIENT(key), SNAT_SLOT_SERVICE(RD64(to + SNAT_SLOT_META)), now);
+		snat_renew(value, owner, KEY_CLIENT(key), KEY_VIP_PORT(key), SNAT_SLOT_SERVICE(RD64(to + SNAT_SLOT_META)), now);
 	return true;
 }

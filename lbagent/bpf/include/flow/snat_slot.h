@@ -53,20 +53,21 @@ AI u64 *snat_old_slot_of(u64 bh, u16 port)
 	return snat_old_slot_at(bh + NTOHS(port));
 }
 
-AI u64 path_hash(const lb_path *path, u64 meta)
+AI u64 path_hash(const lb_path *path, u64 meta, u16 frontend_port)
 {
 	lb_addr a;
 
 	path_addr(path, &a);
-	return addr_hash(&a, META_PORT(meta), l4_number(path_l4(meta)));
+	return addr_hash(&a, meta_port(meta, frontend_port), l4_number(path_l4(meta)));
 }
 
 #define EXTRA_SNAT_SALT 0x9E3779B97F4A7C15ULL /* its multiples lie apart in tables of any size */
 
-AI u64 backend_hash(u64 backend)
+/* `frontend_port`: of the flow, which a backend behind a range of ports gets its packets at. */
+AI u64 backend_hash(u64 backend, u16 frontend_port)
 {
 	lb_path *path = path_of(backend);
-	u64 meta = PATH_META(path), hash = path_hash(path, meta);
+	u64 meta = PATH_META(path), hash = path_hash(path, meta, frontend_port);
 
 	if (EXTRA_SNAT_SOURCES)
 		hash += META_EXTRA_SNAT(meta) * EXTRA_SNAT_SALT;
@@ -94,19 +95,19 @@ AI u64 extra_snat_salt(const lb_addr *a)
 _Static_assert(MAX_EXTRA_SNAT == 4, "extra_snat_salt() checks each of them");
 
 /* Returns the number of the slot that a flow's value refers to, modulo the number of slots. */
-AI u64 snat_index_of_value(u64 value)
+AI u64 snat_index_of_value(u64 value, u16 frontend_port)
 {
-	return backend_hash(V_BACKEND(value)) + NTOHS(value_snat_port(value));
+	return backend_hash(V_BACKEND(value), frontend_port) + NTOHS(value_snat_port(value));
 }
 
-AI u64 *snat_slot_of_value(u64 value)
+AI u64 *snat_slot_of_value(u64 value, u16 frontend_port)
 {
-	return snat_slot_at(snat_index_of_value(value));
+	return snat_slot_at(snat_index_of_value(value, frontend_port));
 }
 
-AI u64 *snat_old_slot_of_value(u64 value)
+AI u64 *snat_old_slot_of_value(u64 value, u16 frontend_port)
 {
-	return snat_old_slot_at(snat_index_of_value(value));
+	return snat_old_slot_at(snat_index_of_value(value, frontend_port));
 }
 
 AI u64 snat_slot_meta(u64 backend, u64 service, u64 stamp, u64 gen)

@@ -37,7 +37,7 @@ struct lb_answer {
  * loaded again: the verifier follows the rest once, not once for each number of steps. */
 AI u64 sum_bytes(lb_ctx *ctx, u64 at, u64 len, const u64 max)
 {
-	u8 *p = CTX_DATA(ctx) + at, *end = CTX_END(ctx);
+	u8 *p = CTX_DATA(ctx) + at, *end = CTX_END(ctx), *word;
 	u64 sum = 0, left = len, last;
 
 	NO_UNROLL
@@ -50,12 +50,13 @@ AI u64 sum_bytes(lb_ctx *ctx, u64 at, u64 len, const u64 max)
 		OPAQUE(left); /* or the compiler counts the steps before the loop, and Linux 6.1 does not see its end */
 	}
 	FENCE(ctx);
-	p = CTX_DATA(ctx) + at + (len & 0x7f0);
-	if (len & 8 && p + 8 <= (u8 *)CTX_END(ctx))
-		sum += (u64)*(u32 *)p + *(u32 *)(p + 4);
-	FENCE(ctx);
-	p = CTX_DATA(ctx) + at + (len - 8 & 0x7ff);
-	if (p + 8 > (u8 *)CTX_END(ctx))
+	p = CTX_DATA(ctx) + at;
+	end = CTX_END(ctx);
+	word = p + (len & 0x7f0);
+	if (len & 8 && word + 8 <= end)
+		sum += (u64)*(u32 *)word + *(u32 *)(word + 4);
+	p += (len - 8) & 0x7ff;
+	if (p + 8 > end)
 		return sum;
 	last = *(u64 *)p >> 8 >> (7 - (len & 7)) * 8; /* of the last 8 bytes those that are no whole word */
 	return sum + (last & 0xffffffff) + (last >> 32);

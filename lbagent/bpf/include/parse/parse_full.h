@@ -145,6 +145,7 @@ AI u64 parse_full_l3(const u8 *l3, const u8 *end, struct lb_pkt *pk, struct ip_i
 		if (next == NH_FRAGMENT)
 			extension_fragment(h, pk, info);
 		size += extension_size(next, h);
+		FORGET(size, *(u64 *)h);
 		next = *h;
 		if (size > IP_HLEN + EXTENSIONS_MAX)
 			return 0;

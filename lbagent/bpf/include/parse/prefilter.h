@@ -155,6 +155,12 @@ AI u16 device_scope(u64 ifindex)
 	return device && DEVICE_FLAGS(device) & DEVICE_POD ? PKT_INTERNAL : 0;
 }
 
+/* Does a packet leave that this node has received, from a pod or from elsewhere? A hook has seen it where it came in. */
+AI bool pkt_is_forwarded(lb_ctx *ctx, const struct lb_pkt *pk)
+{
+	return HOOK_HAS_EGRESS && pk->flags & PKT_EGRESS && CTX_CAME_BY(ctx, true);
+}
+
 /* Has the pod device's hook already translated this packet on egress? A packet of a direct connection that is a flow then looks
  * like one of another flow of its client port (direct.h). */
 AI bool direct_was_translated(lb_ctx *ctx, const struct lb_pkt *pk)

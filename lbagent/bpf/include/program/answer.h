@@ -57,7 +57,7 @@ AI bool answer_event(lb_ctx *ctx, const struct lb_scratch *s)
 
 	if (!ring || !event_admitted(ring))
 		return false;
-	event_fill(ctx, &s->pk, ring, EVENT_IDS(s->backend & CFG(path_mask), s->service, 0), true);
+	event_fill(ctx, &s->pk, ring, EVENT_IDS(s->backend & CFG(path_mask), s->service, 0));
 	return true;
 }
 

@@ -17,7 +17,8 @@ AI void choose_service(const struct lb_scratch *s, const struct lb_tuple5 *t, st
 	svc->flags = s->rules_flags;
 	svc->flags2 = s->rules_flags >> 8;
 	svc->qcount = 0;
-	service_key(t, t->frontend_port, t->proto, key);
+	service_key(t, s->rules_port, t->proto, key);
+	key_set(key, KEY_AT(last_port), 0xffff, s->rules_last_port);
 	key_set(key, KEY_AT(scope), 0xff, s->rules_scope);
 }
 
@@ -39,8 +40,10 @@ AI u64 choose_first(struct lb_scratch *s, const struct lb_rules *rules, const st
 	u64 first;
 
 	if (LIKELY(!s->rules_scanned)) {
-		s->rules_preferred = first = select_preferred(t, svc);
-		if (!first || backend_is_full(rules, first))
+		first = select_preferred(t, svc);
+		FORGET(first, s->hash);
+		s->rules_preferred = first;
+		if (backend_is_full(rules, first) | (first - 1) >> 63)
 			first = choose_drawn(rules, t, svc, key, s->hash, false);
 	} else {
 		first = choose_scanned(rules, svc, key, s->rules_from);
@@ -80,14 +83,15 @@ AI int choose_main(lb_ctx *ctx)
 	limited = !rules_exempt(s);
 	FORGET(limited, s->hash);
 	limited &= 1;
+	reason = REASON_DROP_FLOW_LIMIT;
 	if (limited & rules_are_full(rules))
-		return choose_refuse(ctx, s, rules, REASON_DROP_FLOW_LIMIT);
+		goto refuse;
 	first = choose_first(s, rules, &t, &svc, &key);
 	if (UNLIKELY(!first)) {
 		if (choose_again(s, &t, &svc))
 			lb_call(ctx, FAMILY_CALL(CALL_CHOOSE));
 		if (limited)
-			return choose_refuse(ctx, s, rules, REASON_DROP_FLOW_LIMIT);
+			goto refuse;
 		first = s->rules_preferred;
 	}
 	FORGET(limited, s->hash);
@@ -96,11 +100,12 @@ AI int choose_main(lb_ctx *ctx)
 	reason = select_backend(&t, &svc, &key, &flow, s->hash, now_ticks(), first, 0, rules, limited, &chosen);
 	TRACE(SELECT, chosen.backend, reason);
 	if (reason)
-		return choose_refuse(ctx, s, rules, reason);
+		goto refuse;
 	if (chosen.forward == FORWARD_SNAT)
-		snat_prefetch(s->hash, chosen.backend);
+		snat_prefetch(s->hash, chosen.backend, s->pk.dport);
+	reason = REASON_DROP_FLOW_RATE;
 	if (limited && !rules_rate_admits(rules))
-		return choose_refuse(ctx, s, rules, REASON_DROP_FLOW_RATE);
+		goto refuse;
 	affinity_update(&t, &svc, chosen.backend);
 	s->backend = chosen.backend;
 	s->backend_gen = META_GEN(chosen.meta);
@@ -108,4 +113,6 @@ AI int choose_main(lb_ctx *ctx)
 	s->snat_port = 0;
 	lb_call(ctx, FAMILY_CALL(CALL_FLOW_CREATE));
 	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
+refuse:
+	return choose_refuse(ctx, s, rules, reason);
 }

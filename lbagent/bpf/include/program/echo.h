@@ -96,7 +96,7 @@ AI int echo_answer(lb_ctx *ctx, struct lb_scratch *s, u64 *bucket)
 	if (EVENTS && ring && !event_admitted(ring))
 		ring = 0;
 	if (EVENTS && ring) /* before the frame becomes the answer */
-		event_fill(ctx, &s->pk, ring, EVENT_IDS(0, s->service, 0), true);
+		event_fill(ctx, &s->pk, ring, EVENT_IDS(0, s->service, 0));
 	TRACE(ANSWER, REASON_ANSWER_ECHO, 0);
 	if (rate_admits(bucket, CFG(reject_rate)) && echo_write(ctx, &s->pk)) {
 		reason = REASON_ANSWER_ECHO;

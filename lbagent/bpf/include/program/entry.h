@@ -95,13 +95,13 @@ AI int entry_established(lb_ctx *ctx, struct fast_path *q, u64 concern)
 		if (concern == CONCERN_SOURCE)
 			return TO_REPLY;
 		PKT_REPARSE(q->data, &pk);
-		if ((!ENTRY_PREFILTERS || is_snat_port(pk.dport)) && LIKELY(snat_find(&pk, &view))) { /* without the prefilter only SNAT ports reach this */
+		if ((!ENTRY_PREFILTERS || is_snat_port(pk.dport)) && LIKELY(snat_find(&pk, &view, false))) { /* without the prefilter only SNAT ports reach this */
 			rc = fast_path_reply(ctx, q, &view);
 			return LIKELY(rc >= 0) ? rc : TO_REPLY;
 		}
 		if (EXTRA_SNAT_SOURCES) { /* the reply is written a second time here: a shared path would cost the first one some moves */
 			PKT_REPARSE(q->data, &pk);
-			if ((!ENTRY_PREFILTERS || is_snat_port(pk.dport)) && snat_find_extra(&pk, &view)) {
+			if ((!ENTRY_PREFILTERS || is_snat_port(pk.dport)) && snat_find_extra(&pk, &view, false)) {
 				rc = fast_path_reply(ctx, q, &view);
 				return LIKELY(rc >= 0) ? rc : TO_REPLY;
 			}

@@ -27,17 +27,22 @@ AI void count_flow(u64 service, u64 backend, u64 bytes)
 	count_flow_in(counters(), service, backend & CFG(path_mask), bytes);
 }
 
-/* Returns the tuple of a flow's packet towards its backend. */
-AI void flow_tuple(const struct lb_pkt *pk, const lb_path *path, u64 meta, u64 value, struct lb_tuple *to)
+/* Returns the tuple of a flow's packet towards its backend, at this port. */
+AI void flow_tuple_to(const struct lb_pkt *pk, const lb_path *path, u16 port, u64 value, struct lb_tuple *to)
 {
 	path_addr(path, &to->daddr);
-	to->dport = META_PORT(meta);
+	to->dport = port;
 	to->saddr = pk->saddr;
 	to->sport = pk->sport;
 	if (value_is_snat(value)) {
 		path_snat(path, &to->saddr);
 		to->sport = value_snat_port(value);
 	}
+}
+
+AI void flow_tuple(const struct lb_pkt *pk, const lb_path *path, u64 meta, u64 value, struct lb_tuple *to)
+{
+	flow_tuple_to(pk, path, meta_port(meta, pk->dport), value, to);
 }
 
 /* Is the packet delivered to this node's stack? With SNAT, the packet leaves by a device even for a local backend: the stack
@@ -74,7 +79,7 @@ AI u64 fast_path_csum(const struct ct_flow *f, const u8 *data, const lb_path *pa
 		return kept & 0xffff;
 	PKT_REPARSE(data, &pk);
 	OPAQUE(path);
-	flow_tuple(&pk, path, path->port, f->value, &to);
+	flow_tuple_to(&pk, path, path->port, f->value, &to);
 	sum = csum_fold(nat_addresses(&pk, &to) + nat_ports(&pk, &to));
 	ct_flow_keep_csum(f, (mark & ~0xffffULL) | sum);
 	return sum;
@@ -171,7 +176,7 @@ AI int fast_path_request(lb_ctx *ctx, struct fast_path *q, struct ct_flow *f, bo
 
 	PKT_REPARSE(q->data, &pk);
 	pkt_segment_len(ctx, PLAIN_L4(q->data), &pk);
-	meta = PATH_META(path);
+	meta = PATH_META_STORED(path);
 	TRACE(FLOW, TRACE_HIT | (u64)ct_flow_service(f) << 32, v);
 	TRACE(PATH, index, meta);
 	if (UNLIKELY(!value_is_served(v, meta) || over_mtu(pk.l3_len, META_MTU(meta))))
@@ -184,7 +189,8 @@ AI int fast_path_request(lb_ctx *ctx, struct fast_path *q, struct ct_flow *f, bo
 	return value_forward(v) == FORWARD_LOCAL ? fast_path_local(ctx, q, path, f, index) : TO_SLOW_PATH;
 }
 
-/* Loads the service's frontend address. Returns false if the service is removed. */
+/* Loads the service's frontend address. Returns false if the service is removed, or has a range of ports, which is left to
+ * service_frontend_slow(). */
 AI bool service_frontend(u64 service, lb_addr *vip, u16 *vip_port)
 {
 	u64 id = (u32)service;
@@ -194,6 +200,20 @@ AI bool service_frontend(u64 service, lb_addr *vip, u16 *vip_port)
 		return false;
 	addr_load(vip, &r->address);
 	*vip_port = r->port;
+	return true;
+}
+
+/* The same off the fast path, also for a service with a range of ports: the reply comes from `port` and keeps it. */
+AI bool service_frontend_slow(u64 service, u16 port, lb_addr *vip, u16 *vip_port)
+{
+	u64 id = (u32)service, ranged;
+	struct FAMILY(reverse_nat) *r = map_lookup(FAMILY_FD(reverse_nat), &id);
+
+	if (!r || !r->proto)
+		return false;
+	addr_load(vip, &r->address);
+	ranged = SIGN((u64)r->port - 1);
+	*vip_port = r->port | (port & (u16)-ranged);
 	return true;
 }
 
@@ -212,7 +232,7 @@ AI bool reply_is_by_nexthop(const struct snat_view *view, u64 device)
 {
 	struct nexthop nh;
 
-	nexthop_read(META_NEXTHOP(PATH_META(path_of(snat_view_backend(view)))), &nh);
+	nexthop_read(META_NEXTHOP(PATH_META_STORED(path_of(snat_view_backend(view)))), &nh);
 	return (nh.rest >> 32 & (NEXTHOP_NO_XDP - 1)) == device;
 }
 

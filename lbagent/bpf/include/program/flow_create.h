@@ -11,15 +11,16 @@
 #define CT_FOUND 5 /* another CPU created the same flow */
 #define RECLAIM_IN_VAIN 0xff /* in reclaim_flows: the reclaimed port could not be taken */
 
-/* Loads the destination that the holder of a SNAT port used. It may be the backend itself. Returns false if it is removed. */
-AI bool view_frontend(const struct snat_view *view, lb_addr *vip, u16 *vip_port)
+/* Loads the destination that the holder of a SNAT port used. It may be the backend itself. `port`: that of the backend, which is the
+ * frontend's where a range of ports keeps it. Returns false if it is removed. */
+AI bool view_frontend(const struct snat_view *view, u16 port, lb_addr *vip, u16 *vip_port)
 {
 	lb_path *path = path_of(snat_view_backend(view));
 
 	if (snat_view_service(view) != SERVICE_NONE)
-		return service_frontend(snat_view_service(view), vip, vip_port);
+		return service_frontend_slow(snat_view_service(view), port, vip, vip_port);
 	path_addr(path, vip);
-	*vip_port = META_PORT(PATH_META(path));
+	*vip_port = meta_port(PATH_META(path), port);
 	return true;
 }
 
@@ -30,7 +31,7 @@ AI void flow_create_yield(struct ct_flow *f, const struct ct_key *key, u64 value
 	if (!value_is_snat(value))
 		return;
 	if (value_shares_slot(f->value, value))
-		ct_flow_set(f, snat_value_now(f->value));
+		ct_flow_set(f, snat_value_now(f->value, KEY_VIP_PORT(key)));
 	else
 		ct_release_snat(value, key);
 }
@@ -118,7 +119,7 @@ AI int flow_create_main(lb_ctx *ctx)
 		return limit;
 	ct_key_make(&key, &s->pk.saddr, s->pk.sport, &s->pk.daddr, s->pk.dport, s->pk.proto);
 	path_addr(path, &backend);
-	ct_key_reply(&reply, &key, &backend, META_PORT(meta));
+	ct_key_reply(&reply, &key, &backend, meta_port(meta, s->pk.dport));
 	value = value_make(s->backend, s->backend_gen, s->pk.proto == PROTO_TCP && !is_syn(&s->pk) ? CT_MID : CT_NEW, s->forward);
 	FORGET(value, s->hash);
 	RACE_POINT(FLOW_CREATE);

@@ -40,7 +40,7 @@ AI int icmp_to_client(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quot
 {
 	struct lb_tuple outer, quoted;
 
-	if (!view_frontend(view, &quoted.daddr, &quoted.dport))
+	if (!view_frontend(view, q->pk.sport, &quoted.daddr, &quoted.dport))
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
 	quoted.saddr = view->client;
 	quoted.sport = view->client_port;

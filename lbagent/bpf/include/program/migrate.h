@@ -35,7 +35,7 @@ AI void migrate_flow(struct lb_migrate *run, const struct ct_entry *e, u64 now)
 		return;
 	}
 	path_addr(path, &backend);
-	ct_key_reply(&reply, &key, &backend, META_PORT(PATH_META(path)));
+	ct_key_reply(&reply, &key, &backend, meta_port(PATH_META(path), KEY_VIP_PORT(&key)));
 	seen = ct_entry_seen(e, &service);
 	rc = ct_insert(hash, &key, &reply, value_in_entry(e->value, 0), service, false, now, &f);
 	if (rc == CT_RETRY) {
@@ -71,13 +71,16 @@ AI void migrate_flows(struct lb_migrate *run, u64 now)
 }
 
 /* Returns the target of a slot of the old map. A slot does not hold its port: the port follows from the position, unless the old
- * map has fewer slots than there are ports. Returns NULL then: such a slot moves with its flow. */
+ * map has fewer slots than there are ports. Returns NULL then, and for a backend behind a range of ports, whose slots depend on the
+ * flow's port, too: such a slot moves with its flow. */
 AI u64 *migrate_target(u64 index, u64 backend)
 {
-	u64 bh = backend_hash(backend), port;
+	u64 bh = backend_hash(backend, 0), port;
 
 	if (CFG_SNAT_MASK < CFG_SNAT_OLD_MASK)
 		return snat_slot_at(index);
+	if (!META_PORT(PATH_META(path_of(backend))))
+		return 0;
 	port = CFG(reply_port_min) + ((index - bh - CFG(reply_port_min)) & CFG_SNAT_OLD_MASK);
 	if (port > CFG(reply_port_max) || port + CFG_SNAT_OLD_MASK + 1 <= CFG(reply_port_max))
 		return 0;

@@ -45,9 +45,7 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 		}
 	}
 	FORGET(out, len);
-	FORGET(mtu, len);
 	FORGET(cut, len);
-	FORGET(*learned, len);
 	row = counters();
 	count_reason(row, REASON_FWD_REPLY, len);
 	count_flow_in(row, service, backend & CFG(path_mask), len);
@@ -179,7 +177,7 @@ AI bool reply_find(const struct lb_pkt *pk, const struct reply_end *end, u64 now
 	if (found != REPLY_UNKNOWN)
 		return true;
 	ct_key_mark_reply(key);
-	return ct_find_spilled(key, now, f) && service_frontend(ct_flow_service(f), vip, vip_port);
+	return ct_find_spilled(key, now, f) && service_frontend_slow(ct_flow_service(f), pk->sport, vip, vip_port);
 }
 
 /* By the client's flow: a local backend's reply, and one to a SNAT port of a removed service. */
@@ -259,7 +257,7 @@ AI int reply_main(lb_ctx *ctx)
 		TRACE(SNAT_SLOT, TRACE_HIT, snat_view_backend(&view) | snat_view_service(&view) << 32);
 		if (STRICT_SOURCE && !reply_is_by_route(ctx, &s->pk, &view))
 			return verdict(ctx, REASON_DROP_FOREIGN_SOURCE, LB_DROP);
-		if (view_frontend(&view, &to.saddr, &to.sport))
+		if (view_frontend(&view, s->pk.sport, &to.saddr, &to.sport))
 			return reply_snat(ctx, s, &view, &to, now);
 		end.client = view.client;
 		end.client_port = view.client_port;

@@ -80,7 +80,7 @@ AI u64 *forward_event(lb_ctx *ctx, const struct lb_pkt *pk, u32 reason, u64 ids)
 
 	if (!ring)
 		return 0;
-	event_fill(ctx, pk, ring, ids, false);
+	event_fill(ctx, pk, ring, ids);
 	event_publish(ring, reason);
 	return ring;
 }
@@ -155,6 +155,7 @@ AI bool slow_path_is_other_check(lb_ctx *ctx, const struct lb_pkt *pk, u64 v)
 /* A flow beyond the rules of its Service is dropped, or its client gets an answer, which is counted under the same reason. */
 AI int rules_refuse(lb_ctx *ctx, struct lb_scratch *s, const struct lb_rules *rules, u32 reason)
 {
+	s->backend = 0; /* it has none: verdict_event() */
 	return RD32(&rules->flags) & RULES_REJECT ? answer(ctx, s, reason, 0) : verdict(ctx, reason, LB_DROP);
 }
 
@@ -167,11 +168,12 @@ AI bool rules_exempt(const struct lb_scratch *s)
 /* May a flow whose backend was drawn begin? Returns 0 or a reason. */
 AI u32 rules_admit(const struct lb_scratch *s, struct lb_rules *rules)
 {
-	if (rules_exempt(s))
-		return 0;
-	if (rules_are_full(rules))
+	bool exempt = rules_exempt(s);
+
+	if (!exempt && rules_are_full(rules))
 		return REASON_DROP_FLOW_LIMIT;
-	return rules_rate_admits(rules) ? 0 : REASON_DROP_FLOW_RATE;
+	TRACE(SELECT, s->backend, 0);
+	return exempt || rules_rate_admits(rules) ? 0 : REASON_DROP_FLOW_RATE;
 }
 
 /* A SYN on the entry of a flow that has ended opens it again with its backend: for the rules it is a new flow. Returns 0 or a reason. */
@@ -277,6 +279,8 @@ AI int slow_path_defer(struct lb_scratch *s, const struct lb_service *svc, const
 	s->rules_count = svc->count;
 	s->rules_flags = svc->flags | svc->flags2 << 8;
 	s->rules_scope = key->words[KEY_AT(scope) / 8] >> KEY_AT(scope) % 8 * 8;
+	s->rules_port = key->words[KEY_AT(dport) / 8] >> KEY_AT(dport) % 8 * 8;
+	s->rules_last_port = key->words[KEY_AT(last_port) / 8] >> KEY_AT(last_port) % 8 * 8;
 	s->rules_scanned = 0;
 	s->has_rules = RULES_CHOOSE;
 	s->backend = 0;
@@ -298,6 +302,8 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	if (!HOOK_MARKS_SCOPE)
 		s->pk.flags |= device_scope(CTX_IFINDEX(ctx));
 	pkt_tuple5(&s->pk, &t);
+	if (pkt_is_forwarded(ctx, &s->pk))
+		t.scope = SCOPE_FORWARDED;
 	svc = service_lookup(&t, &key);
 	if (!svc)
 		return slow_path_no_service(ctx, s, &t);
@@ -328,19 +334,21 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	}
 	if (UNLIKELY(!addr_valid_source(&s->pk.saddr)))
 		return verdict(ctx, REASON_DROP_MALFORMED, LB_DROP);
-	first = only = checked;
+	first = checked;
+	only = checked ? ONLY_CHECKED : 0;
 	if (UNLIKELY(SVC_RULES(svc)) && !checked) {
 		first = slow_path_draw(s, &t, svc, &key);
 		if (!first)
 			return slow_path_defer(s, svc, &key);
-		only = true;
+		only = ONLY_DRAWN;
 	} else if (LIKELY(!checked)) {
 		first = select_preferred(&t, svc);
 	}
 	reason = select_backend(&t, svc, &key, flow, s->hash, now, first, only, 0, 0, &chosen);
 	if (UNLIKELY(reason) && s->has_rules)
 		return slow_path_defer(s, svc, &key);
-	TRACE(SELECT, chosen.backend, reason);
+	if (!s->has_rules) /* else it is selected when it is let in: rules_admit() */
+		TRACE(SELECT, chosen.backend, reason);
 	if (reason)
 		return verdict(ctx, reason, LB_DROP);
 	if (LIKELY(!checked))
@@ -378,7 +386,7 @@ AI int slow_path_main(lb_ctx *ctx)
 		if (EVENTS)
 			event_prefetch();
 		if (s->forward == FORWARD_SNAT)
-			snat_prefetch(s->hash, s->backend);
+			snat_prefetch(s->hash, s->backend, s->pk.dport);
 	}
 	if (ct_find_slow(s->hash, &key, now, &f)) {
 		rc = slow_path_established(ctx, s, &key, &f, now);

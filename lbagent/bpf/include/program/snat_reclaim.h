@@ -31,14 +31,15 @@ AI bool reclaim_may(const struct ct_flow *f, u64 l4, u64 now)
 }
 
 /* Does the flow with this value word hold the slot at `index`? */
-AI bool reclaim_holds(u64 value, u64 index)
+AI bool reclaim_holds(u64 value, u16 frontend_port, u64 index)
 {
-	return value_is_snat(value) && !((snat_index_of_value(value) - index) & CFG_SNAT_MASK);
+	return value_is_snat(value) && !((snat_index_of_value(value, frontend_port) - index) & CFG_SNAT_MASK);
 }
 
 /* Makes the flow that holds the slot at `index` release it, so that it selects a backend again with its next packet. Returns false
- * if the flow keeps it. */
-AI bool reclaim_from_flow(const struct snat_view *view, u64 index, u64 now)
+ * if the flow keeps it. `frontend_port`: that of the new flow; a holder behind a range of ports that has another one is not found, and
+ * keeps the slot until its lease is over. */
+AI bool reclaim_from_flow(const struct snat_view *view, u16 frontend_port, u64 index, u64 now)
 {
 	u64 backend = snat_view_backend(view), l4 = path_l4(PATH_META(path_of(backend))), hash;
 	struct ct_flow f = {};
@@ -46,11 +47,11 @@ AI bool reclaim_from_flow(const struct snat_view *view, u64 index, u64 now)
 	lb_addr vip;
 	u16 vip_port;
 
-	if (!view_frontend(view, &vip, &vip_port))
+	if (!view_frontend(view, frontend_port, &vip, &vip_port))
 		return true;
 	hash = ct_key_make(&key, &view->client, view->client_port, &vip, vip_port, l4_number(l4));
-	if (!ct_find_slow(hash, &key, now, &f) || value_backend(f.value) != backend || !reclaim_holds(f.value, index))
-		return snat_view_age(view, now) >= snat_back(CFG(timeout_new)) + RECLAIM_NO_ENTRY;
+	if (!ct_find_slow(hash, &key, now, &f) || value_backend(f.value) != backend || !reclaim_holds(f.value, vip_port, index))
+		return META_PORT(PATH_META(path_of(backend))) && snat_view_age(view, now) >= snat_back(CFG(timeout_new)) + RECLAIM_NO_ENTRY;
 	RACE_POINT(RECLAIM_FLOW);
 	if (!reclaim_may(&f, l4, now) || !ct_flow_set(&f, value_without_snat(f.value)))
 		return false;
@@ -60,11 +61,11 @@ AI bool reclaim_from_flow(const struct snat_view *view, u64 index, u64 now)
 }
 
 /* Frees the slot at `index`. */
-AI bool reclaim_slot(u64 index, u64 now)
+AI bool reclaim_slot(u64 index, u16 frontend_port, u64 now)
 {
 	struct snat_view view;
 
-	if (!snat_slot_read(snat_slot_at(index), &view) || !reclaim_from_flow(&view, index, now))
+	if (!snat_slot_read(snat_slot_at(index), &view) || !reclaim_from_flow(&view, frontend_port, index, now))
 		return false;
 	RACE_POINT(RECLAIM_SLOT);
 	return snat_view_free(&view);
@@ -166,14 +167,14 @@ AI int snat_reclaim_main(lb_ctx *ctx)
 	next = path_next_source(s->backend);
 	if (EXTRA_SNAT_SOURCES && s->reclaim_flows == RECLAIM_IN_VAIN)
 		return reclaim_next_source(ctx, s, next);
-	bh = backend_hash(s->backend);
+	bh = backend_hash(s->backend, s->pk.dport);
 	salt = s->hash & 0xffff;
 	best = reclaim_best(s, bh, salt, limit, now);
 	port = (best & 0xffff) ^ salt;
 	if (best >> 16 < reclaim_oldest_kept(l4_of(s->pk.proto), !next))
 		return reclaim_next_source(ctx, s, next);
 	if (best < CANDIDATE_FREE) {
-		if (!reclaim_slot((bh + port) & CFG_SNAT_MASK, now)) {
+		if (!reclaim_slot((bh + port) & CFG_SNAT_MASK, s->pk.dport, now)) {
 			s->reclaim_limit = best;
 			if (++s->reclaim_flows < reclaim_flows(s->backend))
 				lb_call(ctx, FAMILY_CALL(CALL_SNAT_RECLAIM));

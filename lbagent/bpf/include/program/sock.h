@@ -78,9 +78,11 @@ AI int sock_refuse(lb_ctx *ctx, u32 reason)
 	return ctx_refuse(ctx);
 }
 
-/* Is the frontend for this program? Not with source ranges or a proxy. */
+/* Is the frontend for this program? Not with source ranges or a proxy, nor an address while it is not redirected. */
 AI bool sock_takes(const struct lb_service *svc)
 {
+	if (svc->flags2 & SVC2_LOCAL_REDIRECT && svc->flags2 & SVC2_LOOPBACK)
+		return false;
 	return !(svc->flags & SVC_SOURCE_RANGE) && !(svc->flags2 & SVC2_L7);
 }
 
@@ -100,7 +102,7 @@ AI void sock_remember(u64 cookie, const lb_addr *to, __be16 port, u64 backend, c
 AI int sock_translate(lb_ctx *ctx, u64 cookie, const lb_addr *vip, __be16 vip_port, u64 backend, const bool mapped)
 {
 	lb_path *path = path_of(backend);
-	__be16 port = META_PORT(PATH_META(path));
+	__be16 port = meta_port(PATH_META(path), vip_port);
 	lb_addr to;
 
 	path_addr(path, &to);

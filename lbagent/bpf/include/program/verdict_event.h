@@ -15,7 +15,7 @@ AI int event_main(lb_ctx *ctx)
 		return LB_DROP;
 	ring = EVENTS ? event_ring() : 0;
 	if (EVENTS && ring && event_admitted(ring)) {
-		event_fill(ctx, &s->pk, ring, EVENT_IDS(s->backend & CFG(path_mask), s->service, 0), true);
+		event_fill(ctx, &s->pk, ring, EVENT_IDS(s->backend & CFG(path_mask), s->service, 0));
 		event_publish(ring, s->event_reason);
 	}
 	return s->event_verdict;

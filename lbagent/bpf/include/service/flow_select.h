@@ -40,10 +40,14 @@ struct selection {
 	u64 backend, meta, forward;
 };
 
+/* Is the first candidate the only one? */
+#define ONLY_CHECKED 1 /* it is, even if it needs SNAT */
+#define ONLY_DRAWN 2   /* it is for select_backend(): where replies would clash, CALL_CHOOSE has others */
+
 /* Selects a backend. Where the client's address is kept, two flows of one client port must not reach one backend: another backend,
  * or SNAT. A pod that is its own backend (hairpin) is reached by SNAT, even if there are other backends; a process of the node has
- * no other source address, and gets another backend. `first`: the first candidate; 0: the slot that the hash selects. `only`: it is the
- * only one. `limited`: by `rules`, no other than the first one may be full. Returns 0 or a reason.
+ * no other source address, and gets another backend. `first`: the first candidate; 0: the slot that the hash selects. `only`:
+ * ONLY_*, 0: there are others. `limited`: by `rules`, none of the others may be full. Returns 0 or a reason.
  *
  * One way out with a backend: the verifier follows the code after it once. */
 AI u32 select_backend(const struct lb_tuple5 *t, const struct lb_service *svc, lb_key *key,
@@ -82,7 +86,7 @@ AI u32 select_backend(const struct lb_tuple5 *t, const struct lb_service *svc, l
 		clashing = id;
 		FORGET(clashing, hash);
 	}
-	if (!clashing)
+	if (!clashing || only == ONLY_DRAWN)
 		return REASON_DROP_MISSING_BACKEND;
 	out->backend = clashing;
 	out->meta = PATH_META(path_of(clashing));

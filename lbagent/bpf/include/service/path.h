@@ -13,14 +13,17 @@
 #include "wire.h"
 
 typedef struct FAMILY(path) lb_path;
-#define PATH_META(path) RD64((u8 *)(path) + __builtin_offsetof(lb_path, port))
-#define META_PORT(m) ((u16)(m)) /* network order */
+/* As it is stored. The record of a backend behind a range of ports has port 0 and META_KEEPS_PORT in the place of PATH_LIVE, so the fast
+ * path, which reads no more than before, takes the backend for gone and leaves the packet to the slow path. */
+#define PATH_META_STORED(path) RD64((u8 *)(path) + __builtin_offsetof(lb_path, port))
+#define META_PORT(m) ((u16)(m)) /* network order; 0: meta_port() */
 #define META_GEN(m) ((u64)(m) >> 16 & 0xff)
 #define META_IS(m, flag) ((u64)(m) >> 24 & (flag))
 #define META_L4_SHIFT (24 + PATH_L4_SHIFT)
 #define META_NEXTHOP(m) ((u64)(m) >> 32 & (NEXTHOPS - 1))
 #define META_EXTRA_SNAT_SHIFT (32 + PATH_EXTRA_SNAT_SHIFT)
-#define META_EXTRA_SNAT(m) ((u64)(m) >> META_EXTRA_SNAT_SHIFT & 15) /* number of the source address; 0: the first */
+#define META_EXTRA_SNAT(m) ((u64)(m) >> META_EXTRA_SNAT_SHIFT & 7) /* number of the source address; 0: the first */
+#define META_KEEPS_PORT(m) ((u64)(m) >> (32 + PATH_KEEPS_PORT_SHIFT) & 1) /* 1: it exists, and packets keep their destination port */
 #define META_MTU(m) ((u64)(m) >> 48)
 
 /* Are there extra SNAT addresses? A constant for the verifier, which removes the code under it if there are none. */
@@ -34,6 +37,25 @@ AI lb_path *path_at(u64 index)
 AI lb_path *path_of(u64 backend)
 {
 	return path_at(backend & CFG(path_mask));
+}
+
+/* The meta word off the fast path: PATH_LIVE is set for each backend that exists. Without a branch: the verifier counts paths. */
+AI u64 path_meta(const lb_path *path)
+{
+	u64 meta = PATH_META_STORED(path);
+
+	return meta | META_KEEPS_PORT(meta) << 24;
+}
+
+#define PATH_META(path) path_meta(path)
+
+_Static_assert(PATH_LIVE == 1 && MAX_EXTRA_SNAT < 8, "the bits that path_meta() and META_EXTRA_SNAT() use");
+
+/* Returns the port at which the backend gets packets of a flow to this port of its frontend, network order. Also for the record of a
+ * removed backend: its flows have SNAT slots. Without a branch. */
+AI u16 meta_port(u64 meta, u16 frontend_port)
+{
+	return META_PORT(meta) | (frontend_port & (u16)-SIGN((u64)META_PORT(meta) - 1));
 }
 
 AI void path_addr(const lb_path *path, lb_addr *a)

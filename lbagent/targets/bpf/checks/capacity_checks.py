@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lbagent.bpf.run.sweep import FULL_REASONS
-from lbagent.maps.layout import NEXTHOPS, SERVICE_IDS
+from lbagent.maps.layout import NEXTHOPS, PORT_RANGES, SERVICE_IDS
 from lbagent.maps.lbmaps import SIZE_OPTION
 from lbagent.maps.reasons import Event, Reason, label
 from lbagent.model.check import Check, Result, Severity
@@ -17,12 +17,15 @@ NEARLY_FULL = 0.9  # of a map's entries
 _SERVICE_IDS = (
     f"{SERVICE_IDS:,} service ids, fixed: an address with port and protocol takes one; use fewer of them in Services"
 )
+_PORT_RANGES = f"{PORT_RANGES:,} prefixes, fixed: at most 28 for a range of ports; a range that is a power of two takes one"
 # The remedy for maps without a size option.
 _FIXED_SIZE = {
     "lb4_reverse_nat": _SERVICE_IDS,
     "lb6_reverse_nat": _SERVICE_IDS,
     "lb4_maglev": _SERVICE_IDS,
     "lb6_maglev": _SERVICE_IDS,
+    "lb4_port_range": _PORT_RANGES,
+    "lb6_port_range": _PORT_RANGES,
     "lb_nexthop": f"{NEXTHOPS - 1:,} next hops, fixed: packets to further neighbours cost a FIB look-up",
 }
 # Only the backend with many flows is short of ports.
