@@ -81,8 +81,8 @@ AI u64 now_ticks_in(const u8 *row)
 	return LIKELY(tick <= RD64(row)) ? tick & 0xffff : tick;
 }
 
-/* The same clock off the fast path. No branch: the verifier would follow the code after it twice. So it would with a sign, which it knows
- * to be 0 or -1, as a mask of a constant; with the two highest bits it does not, and the lowest bit of the mask is set in any case. */
+/* The same clock off the fast path. No branch: the verifier would follow the code after it twice. So it would with a sign as a
+ * mask of a constant, once for each value; with the two highest bits it does not, and the lowest bit of the mask is set in any case. */
 AI u64 now_ticks(void)
 {
 	u64 tick = whole_ticks(), beyond = RD64(counters()) - tick;
