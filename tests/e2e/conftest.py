@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.lab import cgroup
+from tests.lab.netns import wait_for
 from tests.lab.topology import Lab
 
 NODE_ADDRESSES = ("10.77.1.1", "fd77:1::1")
@@ -57,7 +58,10 @@ def served(cluster: Cluster) -> Cluster:
     for path in cluster.folder.iterdir():
         if path.name not in ("web.yaml", "dns.yaml"):
             path.unlink()
-    cluster.serve(cluster.web(), cluster.dns())
+    web, dns = cluster.web(), cluster.dns()
+    cluster.serve(web, dns)
+    names = {web.name, dns.name}
+    wait_for(lambda: {row["name"] for row in cluster.agent.api.services()} <= names, "the end of other Services", 30)
     return cluster
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -86,7 +87,7 @@ def test_a_backend_that_answers_no_syn_is_out_and_returns(observed: Cluster, vip
         assert set(observed.http(40, vips=[vip])) == WITHOUT_B1
         text = observed.agent.cli("status", check=False).stdout
         assert "fails its health check (passive)" in text
-        assert "4 clients" in text
+        assert re.search(r" [34] clients\b", text)  # three are enough: it may be out before the fourth is counted
         assert "it takes no new flow until then" in text  # the message that is the Event, too
     wait_for(lambda: not is_out(observed, vip), "b1 back", timeout_s=20)
     assert set(observed.http(60, vips=[vip])) == ALL
