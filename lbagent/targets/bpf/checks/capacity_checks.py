@@ -18,7 +18,7 @@ _SERVICE_IDS = (
     f"{SERVICE_IDS:,} service ids, fixed: an address with port and protocol takes one; use fewer of them in Services"
 )
 _PORT_RANGES = (
-    f"{PORT_RANGES:,} prefixes, fixed: at most 28 for a range of ports; a range that is a power of two takes one"
+    f"{PORT_RANGES:,} prefixes, fixed: at most 30 for a range of ports; a range that is a power of two takes one"
 )
 # The remedy for maps without a size option.
 _FIXED_SIZE = {
