@@ -25,6 +25,7 @@ BUSY = 500  # packets of a round after which the next one begins at once
 FOLLOW_S = 0.2  # between two looks after the agent
 JOIN_S = 2.0  # for the last of them; one that waits for the agent ends with the process
 REPORT_S = 1.0  # between two reports of losses
+APART = " (as they came, and as they left, counted apart)"  # records are lost, and a packet that is sent has two
 Packet = tuple[PacketPair, Taken]
 
 
@@ -70,7 +71,7 @@ class RunningCapture:
         follower.join(JOIN_S)
         self._report(at_once=True)
         self._shown.end(self._lost)
-        click.echo(f"{self._taken} packets captured, {self._lost} lost", err=True)
+        click.echo(f"{self._taken} packets captured, {self._lost} lost{APART if self._lost else ''}", err=True)
         if failure:
             raise LbError(failure)
 
@@ -132,7 +133,8 @@ class RunningCapture:
         if lost := self._lost - self._reported:
             self._reported += lost
             click.echo(
-                f"{lost} packets were lost: they came faster than they were read, or exceed --event-rate", err=True
+                f"{lost} packets were lost{APART}: they came faster than they were read, or exceed --event-rate",
+                err=True,
             )
             self._shown.losses(self._lost)
 
