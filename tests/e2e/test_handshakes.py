@@ -33,7 +33,7 @@ def test_handshakes_of_served_and_refusing_backends(fresh: Callable[..., Cluster
     cluster = fresh(attach, "--handshake-sample", "1", "--sweep-interval", "2")
     cluster.web().write(cluster.folder)
     cluster.agent.start()
-    assert sum(cluster.http(180).values()) == 180  # of 90 requests, each backend gets one: but for 1e-15
+    assert sum(cluster.http(180).values()) == 180  # of 90 requests, each backend gets one (1e-15 is left)
     assert total(cluster, "lbagent_service_new_flows_total", 'name="web"') == 180
     assert total(cluster, "lbagent_backend_handshakes_total", 'result="done"') == 180
     assert total(cluster, "lbagent_backend_handshakes_total", 'result="refused"') == 0
