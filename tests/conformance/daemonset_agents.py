@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from lbagent import __version__
+from tests.conformance.kubectl_plugin import KubectlPlugin
 from tests.conformance.node_agents import ACCOUNT, READY_S, NodeAgent, NodeAgents
 from tests.conformance.node_cluster import NodeCluster
 from tests.lab.netns import LabError, wait_for
@@ -203,6 +204,10 @@ class DaemonSetAgents(NodeAgents):
             wait_for(self._all_ready, "the agents, after a kill just now", AGAIN_S, 1.0)
         for agent in self.agents:
             agent.keep_log()
+
+    def report(self) -> list[str]:
+        """Return also what the kubectl plug-in shows of them."""
+        return [*super().report(), KubectlPlugin(self.cluster, self.folder / "plugin").check()]
 
     def stop(self) -> None:
         """Remove them; raise LabError if pins stay."""
