@@ -42,14 +42,15 @@ class Ours:
         )  # the FIB's result for clients, stored by first replies
         kernel.filter("snat", world.node)
         kernel.filter("vip", world.node)
+        self._node = world.node
         self._rows: dict[tuple[bytes, int], BackendRow] = {}
         for service in (world.remote, world.remote_udp, world.local):
-            self._service(world, service, maglev=True)
+            self._service(service, maglev=True)
         for service in (*world.others, *world.singles):
-            self._service(world, service, maglev=False)
+            self._service(service, maglev=False)
 
-    def _service(self, world: worlds.World, service: worlds.Service, *, maglev: bool) -> None:
-        rows = [self._backend(world, address, port, service) for address, port in service.backends]
+    def _service(self, service: worlds.Service, *, maglev: bool) -> None:
+        rows = [self.backend(address, port, service) for address, port in service.backends]
         made = self.kernel.service(
             self.family, format_ip(service.vip), service.port, service.proto, rows, algorithm=MAGLEV if maglev else 1
         )
@@ -60,7 +61,8 @@ class Ours:
             ]
             self.kernel.maglev(made, lookup_table(members, worlds.TABLE))
 
-    def _backend(self, world: worlds.World, address: bytes, port: int, service: worlds.Service) -> BackendRow:
+    def backend(self, address: bytes, port: int, service: worlds.Service) -> BackendRow:
+        """Return the record of a backend of this service."""
         key = (address, port + (service.proto << 16))
         if key not in self._rows:
             row = self.kernel.backend(
@@ -72,15 +74,15 @@ class Ours:
                 nexthop=0 if service.local else self.hop,
             )
             if not service.local:
-                self._snat(row, world.node)
+                self._snat(row)
             self._rows[key] = row
         return self._rows[key]
 
-    def _snat(self, row: BackendRow, node: bytes) -> None:
+    def _snat(self, row: BackendRow) -> None:
         """Translate to the world's node address."""
         l4 = PathL4[L4Type.from_number(row.proto).name]
         flags = PathFlag.LIVE | PathFlag.SELECTABLE | l4 << PATH_L4_SHIFT
-        self.kernel.path(row, flags=flags, nexthop=self.hop, snat=format_ip(node))
+        self.kernel.path(row, flags=flags, nexthop=self.hop, snat=format_ip(self._node))
 
     def counted(self, *reasons: Reason) -> int:
         """Return packets counted under these reasons since the programs were loaded."""
