@@ -1,4 +1,4 @@
-"""`kubectl lbagent` as an operator runs it: the real kubectl finds the plug-in in PATH, and kubelets run its verbs in the agents' Pods."""
+"""`kubectl-lbagent` with the cluster's kubectl, whose exec the kubelets of the nodes run in the agents' Pods."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class KubectlPlugin:
         (folder / "kubectl-lbagent").chmod(0o755)
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run `kubectl lbagent`."""
+        """Run the plug-in."""
         env = {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}"}
-        argv = [str(self.folder / "kubectl"), "lbagent", *words]
+        argv = [str(self.folder / "kubectl-lbagent"), *words]
         return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env=env)
 
     def check(self) -> str:
