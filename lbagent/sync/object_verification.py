@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from msgspec import Struct
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 OFF_S = 5.0  # while --verify-every is 0: until the setting is read again
 SETTLE_S = 10.0  # for what the sources reported to be in force
 SHOWN_S = 10.0  # what is repaired is shown so long
+AT_REST = "at rest"  # the group of backends without a slot
 JITTER = 0.1  # of the interval: the agents of all nodes do not list at once
 
 
@@ -192,12 +193,15 @@ def state_differences(wanted: State, found: State, frontends: Iterable[L3n4Addr]
         elif has is not None and not has.wildcard and must is None:
             yield _difference(has, "stale", "a frontend that no Service has any more")
         elif must is not None and has is not None and must != has:
-            yield from _of_one(must, has)
+            yield from _of_one(must, has, found.backends)
 
 
-def _of_one(wanted: SVC, found: SVC) -> Iterator[ObjectDifference]:
+def _of_one(wanted: SVC, found: SVC, served: Collection[L3n4Addr]) -> Iterator[ObjectDifference]:
+    """Yield the differences of one frontend. A backend at rest only keeps its record: one that is `served` elsewhere has it."""
     old, new = _backends(found), _backends(wanted)
     for address in new.keys() - old.keys():
+        if new[address][1] == AT_REST and address in served:
+            continue  # whether it has an entry here, too, depends on when this frontend was resolved last
         yield _difference(wanted, "missing", f"backend {address.with_protocol()}")
     for address in old.keys() - new.keys():
         yield _difference(wanted, "stale", f"backend {address.with_protocol()}")
@@ -211,7 +215,7 @@ def _of_one(wanted: SVC, found: SVC) -> Iterator[ObjectDifference]:
 
 def _backends(svc: SVC) -> dict[L3n4Addr, tuple[Backend, str]]:
     """Return the backends by address, without ids, each with its group."""
-    groups = (("selectable", svc.selectable), ("not selectable", svc.unselectable), ("at rest", svc.slotless))
+    groups = (("selectable", svc.selectable), ("not selectable", svc.unselectable), (AT_REST, svc.slotless))
     return {each.address: (replace(each, id=0), group) for group, backends in groups for each in backends}
 
 

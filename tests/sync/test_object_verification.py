@@ -189,6 +189,21 @@ async def test_backends_that_rest_are_no_difference(world) -> None:
     assert (await verification(world).look()).is_clean
 
 
+async def test_a_backend_that_rests_at_one_frontend_and_serves_another_is_no_difference(world) -> None:
+    """As with externalTrafficPolicy Local on a node without endpoints: the ClusterIP has the backend."""
+    source, loop, _ = world
+    local = service(3, external_local=True, external_ips=(bytes([192, 0, 2, 3]),))
+    source.put_unseen(local, endpoints(3, 1))
+    source.put(local, endpoints(3, 1))  # when its frontends are resolved, its backend is new
+    await loop.settled()
+    mine = [svc for svc in loop.state.services if str(svc.name) == "default/s3" and not svc.wildcard]
+    assert sorted(len(svc.backends) for svc in mine) == [0, 1, 1]  # outside, and twice inside
+    assert (await verification(world).look()).differences == ()
+    source.put_unseen(service(4), endpoints(4, 1))
+    (found, *_) = (await verification(world).look()).differences
+    assert str(found) == "default/s4 10.96.0.4:80/TCP: missing: no frontend for this port of the Service"
+
+
 async def test_frontends_of_the_family_of_a_data_plane(world) -> None:
     source, _, target = world
     source.put_unseen(endpoints(1, 1))
