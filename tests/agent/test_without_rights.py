@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import pytest
 from tests.agent.conftest import endpoints, service, web
 from tests.lab.agent import program
 from tests.lab.netns import wait_for
+from tests.lab.ports import own_port
 
 NOBODY = 65534
 DAC_READ_SEARCH = 1 << 2  # the checkout may be in a folder of root's own; reading is all that it allows
@@ -34,11 +34,6 @@ def as_nobody(*words: str) -> list[str]:
     caps = "-all,+dac_read_search"
     user = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", f"--inh-caps={caps}", f"--ambient-caps={caps}"]
     return ["setpriv", *user, *program(), *words]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def get(port: int, path: str) -> tuple[int, str]:
@@ -56,7 +51,7 @@ class Unprivileged:
         self.folder = folder
         self.manifests, self.run_dir = folder / "manifests", folder / "run"
         self.socket, self.bpffs = self.run_dir / "agent.sock", self.run_dir / "bpffs"
-        self.healthz, self.metrics_port = free_port(), free_port()
+        self.healthz, self.metrics_port = own_port(), own_port()
         self.log = folder / "log"
         self.process: subprocess.Popen[str] | None = None
         for path in (self.manifests, self.run_dir):

@@ -127,7 +127,8 @@ def test_a_connection_before_and_after(served: Cluster, tmp_path: Path, family: 
     client = next(ends(each)[0] for (each, _), _ in found if ends(each)[0].endswith(f":{port}"))
     ours = [pair for pair in found if client in ends(pair[0][0]) or (pair[1] and client in ends(pair[1][0]))]
     ((syn, syn_meta), left), *more = [pair for pair in ours if pair[0][0][TCP].flags == "S"]  # of one tick in any order
-    assert (ends(syn), syn_meta.ifname, more) == ((client, frontend), b"wan", [])
+    assert (ends(syn), syn_meta.ifname) == ((client, frontend), b"wan")
+    assert {ends(again[0]) for again, _ in more} <= {(client, frontend)}  # a SYN that a busy machine repeats
     assert syn_meta.wirelen == (74, 94)[family]  # a SYN of Linux
     assert left is not None
     source, destination = ends(left[0])
@@ -271,14 +272,14 @@ def test_count_duration_and_filters(served: Cluster, tmp_path: Path) -> None:
 
 def test_lines_for_people(served: Cluster) -> None:
     process = served.agent.popen(
-        "capture", "--frontend", VIP4, "--count", "8", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        "capture", "--frontend", VIP4, "--count", "24", stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     while process.poll() is None:
         connect(served, VIP4, CLOSED)
         connect(served, VIP4)
         time.sleep(0.1)
     text, _ = process.communicate(timeout=10)
-    assert len(text.splitlines()) == 8
+    assert len(text.splitlines()) == 24  # two connections and more, wherever in one it began
     assert f"> {VIP4}:{CLOSED} [S]" in text
     assert "answer reject_undefined_port TCP" in text
     assert re.search(rf"10\.77\.0\.2:\d+ > {VIP4}:80 \[S\] e2e/web to .* => .* > .*:8080 by (lan1|lan2|stack)", text)

@@ -35,7 +35,7 @@ class Drain:
 
     def __init__(self, served: Cluster) -> None:
         self.served = served
-        self.talkers = [served.talkers(1) for _ in range(40)]
+        self.talkers = [served.talkers(1) for _ in range(80)]
         self.to_b1 = sum(talker.first == ["b1"] for talker in self.talkers)
         assert self.to_b1 > 2
         wait_for(lambda: self.flows() == self.to_b1, "the end of all other flows", 60)

@@ -18,7 +18,7 @@ from tests.e2e.cluster import VIP4, Cluster
 from tests.e2e.conftest import opened
 from tests.e2e.test_live_plan import Datagrams
 from tests.lab.agent import program
-from tests.lab.netns import wait_for
+from tests.lab.netns import Stopwatch, wait_for
 from tests.lab.traffic import Talkers
 
 pytestmark = pytest.mark.early
@@ -41,7 +41,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 @pytest.fixture
 def talkers(served: Cluster) -> Iterator[list[Talkers]]:
     """One connection each: every backend has some."""
-    found = [served.talkers(1) for _ in range(30)]
+    found = [served.talkers(1) for _ in range(90)]
     wait_for(lambda: flows(served) == at(found, "b1"), "the end of all other flows", 90)
     yield found
     for each in found:
@@ -104,10 +104,10 @@ def test_json_lines_and_the_end(served: Cluster, talkers: list[Talkers]) -> None
         line = command.wait_line(flows=2, state="draining")
         assert line["eta_s"] is None or line["eta_s"] > 0
         close(talkers, "b1")
-        closed = time.monotonic()
+        closed = Stopwatch()
         assert command.wait_line(state="drained") == {"address": NAME, "flows": 0, "eta_s": 0.0, "state": "drained"}
         code, rest, err = command.end()
-        assert time.monotonic() - closed < END_S
+        assert closed.s < END_S
         assert (code, rest, err) == (0, "", "")
         counts = [each["flows"] for each in command.lines]
         assert counts == sorted(set(counts), reverse=True), "a line is a change"

@@ -44,26 +44,26 @@ def excluded(cluster: Cluster) -> list[str]:
 
 def test_by_the_setting_and_by_the_annotation(served: Cluster) -> None:
     assert excluded(served) == []
-    assert set(served.http(30)) == BACKENDS
+    assert set(served.http(60)) == BACKENDS
     settings = served.lab.folder / "agent.yaml"
     settings.write_text(f"exclude: ['{VIP4}/32:80/TCP']\n")
     assert served.agent.process is not None
     served.agent.process.send_signal(signal.SIGHUP)
     wait_for(lambda: excluded(served) == [f"e2e/web {VIP4}:80/TCP: --exclude {VIP4}/32:80/TCP"], "what is excluded")
     wait_for(lambda: set(served.http(10, [VIP4])) == {"cache"}, "the server of the node", 40)
-    assert set(served.http(30, [VIP6])) == BACKENDS
-    assert set(served.ask_dns(30)) == BACKENDS
+    assert set(served.http(60, [VIP6])) == BACKENDS
+    assert set(served.ask_dns(60)) == BACKENDS
     assert f"excluded   e2e/web {VIP4}:80/TCP" in served.agent.cli("status", check=False).stdout
 
     settings.write_text("")
     served.agent.process.send_signal(signal.SIGHUP)
     wait_for(lambda: excluded(served) == [], "nothing excluded")
     served.wait_backends(served.web())
-    assert set(served.http(30)) == BACKENDS
+    assert set(served.http(60)) == BACKENDS
 
     objects = served.web().objects()
     objects[0]["metadata"].setdefault("annotations", {})["lbagent.io/exclude"] = "true"
     put(served.folder, "web.yaml", yaml.safe_dump_all(objects))
     wait_for(lambda: len(excluded(served)) == 2, "both frontends excluded")
     wait_for(lambda: set(served.http(10)) == {"cache"}, "the server of the node", 40)
-    assert set(served.ask_dns(30)) == BACKENDS
+    assert set(served.ask_dns(60)) == BACKENDS

@@ -15,6 +15,7 @@ from scapy.utils import wrpcap
 from tests.e2e.cluster import DNS, VIP4, VIP6, Cluster
 from tests.e2e.test_explain import contents
 from tests.lab import traffic
+from tests.lab.netns import Stopwatch
 
 CLIENT = "10.77.0.2:40000"
 ALONE = "no agent answers"
@@ -84,12 +85,10 @@ def test_exit_codes_without_an_agent(fresh: Callable[..., Cluster]) -> None:
 @pytest.mark.parametrize("attach", ["xdp", "tc"])
 def test_it_takes_seconds(fresh: Callable[..., Cluster], attach: str) -> None:
     """The answer after a crash needs no patience."""
-    import time
-
     cluster = fresh(attach)
     cluster.web().write(cluster.folder)
     cluster.agent.start()
     cluster.agent.kill()
-    began = time.monotonic()
+    began = Stopwatch()
     cluster.agent.cli("explain", CLIENT, f"{VIP4}:80")
-    assert time.monotonic() - began < 15
+    assert began.s < 15

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -76,7 +77,12 @@ def test_a_connection_is_listed_as_its_sockets_see_it(served: Cluster, talk: Cal
             assert 7900 < row["expires_in_s"] <= 8000
             listed = {each["address"]: each["id"] for each in served.agent.api.backends()}
             assert row["backend_id"] == listed[f"{backend}/TCP"]
-            assert peer_of(served, name, backend, client) == (row["snat"] or client)
+            wait_for(
+                lambda name=name, backend=backend, client=client, row=row: (
+                    peer_of(served, name, backend, client) == (row["snat"] or client)
+                ),
+                "the end of older connections of this backend",
+            )
             assert row["mode"] == ("local" if name == "b3" else "snat")
             assert served.agent.json("flow", "get", client, shown(vip, 80)) | {"idle_s": 0, "expires_in_s": 0} == row | {
                 "idle_s": 0, "expires_in_s": 0,
@@ -111,9 +117,11 @@ def test_the_table_and_names(served: Cluster, talk: Callable[..., Any]) -> None:
 
 def test_states_and_counts(served: Cluster, talk: Callable[..., Any]) -> None:
     """A connection that both sides have closed is listed as closing, and no count has it."""
-    before = served.agent.json("flow", "count", "--service", "e2e/web")["flows"]
+    wait_for(
+        lambda: served.agent.json("flow", "count", "--service", "e2e/web") == {"flows": 0}, "the end of others", 60
+    )
     opened = [talk(vip) for vip in (VIP4, VIP4, VIP6, VIP6, VIP6)]
-    assert served.agent.json("flow", "count", "--service", "e2e/web") == {"flows": before + 5}
+    assert served.agent.json("flow", "count", "--service", "e2e/web") == {"flows": 5}
     by_backend = {each["key"]: each["flows"] for each in served.agent.json("flow", "count", "--by", "backend")}
     now = Counter(name for _, _, name in opened[:2])
     for name, number in now.items():
@@ -124,7 +132,7 @@ def test_states_and_counts(served: Cluster, talk: Callable[..., Any]) -> None:
         pass
     sock.close()
     wait_for(lambda: flows(served, "--client", client)[0]["state"] == "closing", "a closed connection")
-    assert served.agent.json("flow", "count", "--service", "e2e/web") == {"flows": before + 4}
+    assert served.agent.json("flow", "count", "--service", "e2e/web") == {"flows": 4}
     assert served.agent.json("flow", "count", "--proto", "tcp", "--client", client, "--state", "closing") == {
         "flows": 1
     }
@@ -139,7 +147,7 @@ def test_a_flow_without_an_answer_is_new(served: Cluster) -> None:
         sock.connect(("10.96.7.7", 9))
         sock.send(b"to a closed port")
         client = shown(*sock.getsockname())
-        (row,) = flows(served, "--client", client, proto="udp")
+        (row,) = wait_for(lambda: flows(served, "--client", client, proto="udp"), "the flow")
         assert (row["protocol"], row["state"], row["frontend"]) == ("UDP", "new", "10.96.7.7:9/UDP")
         assert 50 < row["expires_in_s"] <= 60
 
@@ -150,7 +158,7 @@ def test_nothing_changes_by_looking(served: Cluster, talk: Callable[..., Any]) -
     talk(VIP6)
     served.agent.stop()
     try:
-        before = contents(served)
+        before = settled_contents(served)
         (row,) = flows(served, "--client", client)
         assert row["frontend"] == "10.96.0.10:80/TCP"
         for words in (
@@ -177,9 +185,23 @@ def contents(cluster: Cluster) -> dict[str, object]:
         return {name: maps.items(name) for name in maps.specs if "maglev" not in name and name not in OF_PACKETS}
 
 
+def settled_contents(cluster: Cluster) -> dict[str, object]:
+    """Return the entries once they stay: the last packets of connections may be on their way."""
+    found = contents(cluster)
+
+    def stay() -> bool:
+        nonlocal found
+        time.sleep(0.5)
+        before, found = found, contents(cluster)
+        return found == before
+
+    wait_for(stay, "the last packets", 30)
+    return found
+
+
 def test_deletion_of_one_backend_while_traffic_runs(served: Cluster) -> None:
     """Its clients are reset; connections to other backends continue, and so do new ones."""
-    talkers = served.talkers(24)
+    talkers = served.talkers(60)
     address = f"{ADDRESS['b1'][0]}:8080"
     try:
         assert {"b1", "b2", "b3"} <= set(talkers.first)
@@ -232,15 +254,21 @@ def test_a_reader_who_may_not_write_the_pins(served: Cluster, talk: Callable[...
         env = {**os.environ, "LBAGENT_SOCKET": str(served.lab.socket)}
         return subprocess.run(argv, capture_output=True, text=True, check=False, env=env, cwd="/")
 
-    listed = reads("list", "--proto", "tcp", "--state", "established", "-o", "json")
-    assert listed.returncode == 0, listed.stderr
-    ends = ("client", "frontend", "backend", "state")
-    seen = [tuple(row[key] for key in ends) for row in json.loads(listed.stdout)]
-    wanted = [tuple(row[key] for key in ends) for row in flows(served, "--state", "established")]
-    assert sorted(seen) == sorted(wanted)
-    assert client in {each[0] for each in seen}
-    count = reads("count", "--proto", "tcp", "--state", "established")
-    assert (count.returncode, count.stdout) == (0, f"{len(wanted)}\n"), count.stderr
+    def ends(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        return sorted(tuple(row[key] for key in ("client", "frontend", "backend", "state")) for row in rows)
+
+    def reads_alike() -> list[tuple[Any, ...]]:
+        """Return what both see; nothing while connections of earlier tests end."""
+        wanted = ends(flows(served, "--state", "established"))
+        listed = reads("list", "--proto", "tcp", "--state", "established", "-o", "json")
+        assert listed.returncode == 0, listed.stderr
+        count = reads("count", "--proto", "tcp", "--state", "established")
+        assert count.returncode == 0, count.stderr
+        alike = ends(json.loads(listed.stdout)) == wanted and count.stdout == f"{len(wanted)}\n"
+        return wanted if alike else []
+
+    wanted = wait_for(reads_alike, "the same flows", 30)
+    assert client in {each[0] for each in wanted}
     deleted = reads("delete", "--all")
     assert deleted.returncode not in (0, 70), deleted.stdout
     assert len(flows(served, "--state", "established")) == len(wanted)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
-import time
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
+from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.maps.layout import LB_DEVICE
 from tests.e2e.cluster import VIP4, VIP6, WEB, Cluster
 from tests.e2e.conftest import opened
+from tests.e2e.test_explain import CLIENTS, end, explained
 from tests.lab import traffic
 from tests.lab.manifests import Manifest
 from tests.lab.netns import run, wait_for
@@ -46,6 +49,27 @@ def newly(cluster: Cluster, before: Counter[str], reason: str) -> int:
     return cluster.packets()[reason] - before[reason]
 
 
+def wait_learned(cluster: Cluster, vip: str) -> None:
+    """Wait until the paths to all backends have the small MTU, which the agent receives from netlink."""
+    client, port, full = CLIENTS[":" in vip], itertools.count(50000), SMALL_MTU + 50
+
+    def reason() -> str:
+        return str(explained(cluster, end(client, next(port)), end(vip, 80), length=full)["reason"])
+
+    wait_for(lambda: {reason() for _ in range(32)} == {"answer_too_big"}, "the MTU of the paths")
+
+
+def mtu_of(cluster: Cluster, device: str) -> int:
+    """Return the MTU that programs have of a device of the node."""
+    ifindex, size = cluster.lab.node.ifindex(device), LB_DEVICE.size
+    with (
+        KernelMaps.open(str(cluster.lab.bpffs), create=False) as maps,
+        maps.window("lb_device", 0, maps.specs["lb_device"].value_size) as view,
+    ):
+        rows = [LB_DEVICE.unpack(bytes(view[at : at + size])) for at in range(0, len(view) - size + 1, size)]
+    return next(int(row[3]) for row in rows if row[0] == ifindex)
+
+
 def upload(vip: str, size: int) -> str:
     """Send a request with a head of that many bytes and return who answered."""
     with traffic.connect(vip, 80) as sock:
@@ -59,7 +83,7 @@ def test_a_smaller_mtu_towards_the_backends_is_learned_by_the_client(remote: Clu
     before = remote.packets()
     for device in ("lan1", "lan2"):
         remote.lab.node.ip(f"link set {device} mtu {SMALL_MTU}")
-    time.sleep(0.3)  # the agent receives it from netlink
+    wait_learned(remote, vip)
     with remote.client.entered():
         assert upload(vip, 30_000) in ("b1", "b2")
     assert newly(remote, before, "answer_too_big") > 0
@@ -69,7 +93,7 @@ def test_a_smaller_mtu_towards_the_backends_is_learned_by_the_client(remote: Clu
 def test_a_smaller_mtu_towards_the_clients_is_learned_by_the_backend(remote: Cluster, vip: str) -> None:
     # the client's own device keeps 1500, so its MSS does not reveal it: only the node's device is small
     remote.lab.node.ip(f"link set wan mtu {SMALL_MTU}")
-    time.sleep(0.3)
+    wait_for(lambda: mtu_of(remote, "wan") == SMALL_MTU, "the MTU of wan")
     with remote.client.entered(), traffic.connect(vip, 80) as sock:
         sock.settimeout(4)
         assert len(traffic.request(sock, "/bytes?n=200000")) == 200_000
@@ -133,7 +157,7 @@ def test_datagrams_without_df_fit_through_a_smaller_mtu(remote: Cluster, size: i
     for number in (1, 2):
         remote.lab.node.ip(f"link set lan{number} mtu {SMALL_MTU}")
         remote.lab.namespaces[f"b{number}"].ip(f"link set e0 mtu {SMALL_MTU}")
-    time.sleep(0.3)
+    wait_learned(remote, VIP4)
     try:
         with remote.client.entered(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.setsockopt(socket.IPPROTO_IP, 10, 0)  # IP_MTU_DISCOVER: IP_PMTUDISC_DONT

@@ -44,7 +44,7 @@ def failing(made: Cluster) -> dict[str, str]:
 
 
 def answers(made: Cluster, vips: tuple[str, ...] = GOOD) -> set[str]:
-    return set(made.http(20, vips))
+    return set(made.http(40, vips))
 
 
 def test_a_full_namespace_keeps_what_it_serves(fresh: Callable[..., Cluster]) -> None:

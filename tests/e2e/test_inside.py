@@ -61,8 +61,8 @@ def test_a_pod_reaches_an_address_that_is_also_the_nodes_own(served: Cluster) ->
     try:
         served.serve(served.web("b1", "b2"))
         for vip in WEB:
-            seen = traffic.spread(client_of(served, "pod"), 20, partial(traffic.http_get, vip, 80))
-            assert sum(seen.values()) == 20
+            seen = traffic.spread(client_of(served, "pod"), 40, partial(traffic.http_get, vip, 80))
+            assert sum(seen.values()) == 40
             assert set(seen) == {"b1", "b2"}
     finally:
         node.ip(*(f"addr del {address} dev lo" for address in own))

@@ -17,7 +17,7 @@ import pytest
 from tests.e2e.cluster import WEB, Cluster
 from tests.lab import traffic
 from tests.lab.manifests import Manifest
-from tests.lab.netns import SIOCETHTOOL, LabError, Namespace, run, wait_for
+from tests.lab.netns import SIOCETHTOOL, LabError, Namespace, Stopwatch, run, wait_for
 from tests.lab.topology import Backend
 
 pytestmark = pytest.mark.quiet  # an outage of up to a second looks like a busy machine
@@ -50,14 +50,14 @@ def forget(node: Namespace, *devices: str) -> None:
 
 
 def first_answer_s(client: Namespace, vip: str, give_up_s: float = 5.0) -> float:
-    """Return after how many seconds a new connection was answered, with repeated attempts."""
-    start = time.monotonic()
+    """Return after how many seconds (Stopwatch.s) a new connection was answered, with repeated attempts."""
+    start = Stopwatch()
     with client.entered():
-        while time.monotonic() - start < give_up_s:
+        while start.s < give_up_s:
             with contextlib.suppress(OSError), traffic.connect(vip, 80, timeout_s=0.2) as sock:
                 traffic.request(sock)
                 break
-    return time.monotonic() - start
+    return start.s
 
 
 @AGENT

@@ -18,7 +18,7 @@ from tests.lab import traffic
 from tests.lab.netns import wait_for
 
 Fresh = Callable[..., Cluster]
-CONNECTIONS, DATAGRAM_SOCKETS = 40, 40  # so many that each of three backends has some
+CONNECTIONS, DATAGRAM_SOCKETS = 60, 60  # so many that each of three backends has some
 
 
 class Datagrams:

@@ -68,10 +68,10 @@ def test_top_counts_real_requests_and_changes_nothing(fresh: Fresh) -> None:
     made.agent.start()
     before = made.agent.dump()
     printed: list[str] = []
-    words = ("top", "--batch", "-n", "1", "--interval", "4", "-o", "json")
+    words = ("top", "--batch", "-n", "1", "--interval", "10", "-o", "json")
     running = threading.Thread(target=lambda: printed.append(made.agent.cli(*words).stdout))
     running.start()
-    time.sleep(1.5)
+    time.sleep(3)  # its first numbers are read
     assert made.ask_dns(10, vips=("10.96.0.53",)) == {"b1": 10}
     running.join()
     found = json.loads(printed[0])

@@ -28,6 +28,8 @@ KUBE_DNS = ("10.96.0.2", "fd00:96::2")
 METADATA = ("169.254.169.254", "fd00:ec2::254")
 NAMESPACE = "kube-system"
 RESTARTS = 3
+WAYS = [(vip, tcp) for vip in KUBE_DNS for tcp in (False, True)]
+PATIENT_S = 10.0  # a busy machine may answer late
 
 
 def service(
@@ -132,10 +134,10 @@ class Queries:
         self.space, self.pause_s = space, pause_s
         self.failures: list[str] = []
         self.answers: Counter[bool] = Counter()  # by whether the server itself answered
+        self._ended: Counter[tuple[str, bool]] = Counter()  # by protocol and family
         self._end = threading.Event()
         self._lock = threading.Lock()
-        ways = [(vip, tcp) for vip in KUBE_DNS for tcp in (False, True)]
-        self._threads = [threading.Thread(target=self._work, args=way, daemon=True) for way in ways]
+        self._threads = [threading.Thread(target=self._work, args=way, daemon=True) for way in WAYS]
 
     def _work(self, vip: str, tcp: bool) -> None:
         with self.space.entered():
@@ -143,12 +145,18 @@ class Queries:
             while not self._end.is_set():
                 number += 1
                 try:
-                    answer = ask(vip, f"host{number % 20}.cluster.local", tcp=tcp)
+                    answer = ask(vip, f"host{number % 20}.cluster.local", tcp=tcp, timeout_s=PATIENT_S)
                     with self._lock:
                         self.answers[answer.authoritative] += 1
                 except (OSError, ValueError) as error:
                     self.failures.append(f"{vip} {'TCP' if tcp else 'UDP'}: {type(error).__name__} {error}")
+                self._ended[vip, tcp] += 1
                 time.sleep(self.pause_s)
+
+    def wait_ended(self) -> None:
+        """Wait for the end of the queries that are under way: a server that ends loses those that it has taken."""
+        before = Counter(self._ended)
+        wait_for(lambda: all(self._ended[way] > before[way] for way in WAYS), "the queries that are under way", 30)
 
     def wait_more(self, authoritative: bool, count: int = 100) -> None:
         """Wait for further answers of the server itself, or of the cache."""
@@ -231,6 +239,7 @@ def test_a_node_local_cache_serves_while_it_restarts(attach: str) -> None:
             for _ in range(RESTARTS):
                 apply(False)
                 wait_for_redirect(cluster, there=False)
+                queries.wait_ended()
                 servers.stop_cache()
                 queries.wait_more(True)
                 servers.start_cache()

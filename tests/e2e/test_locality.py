@@ -46,7 +46,7 @@ def restored(served: Cluster) -> Iterator[Cluster]:
 @pytest.mark.parametrize("vip", [VIP4, VIP6], ids=["ipv4", "ipv6"])
 def test_connections_live_on_when_the_place_of_their_backend_changes(restored: Cluster, vip: str) -> None:
     """The pod's flows keep the client's address although its node changed, those of the remote backend their SNAT port."""
-    talkers = restored.talkers(24, vip)
+    talkers = restored.talkers(60, vip)
     try:
         assert {"b1", "b3"} <= set(talkers.first)
         place(restored, b3="node-b2")

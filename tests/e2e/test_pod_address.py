@@ -22,7 +22,7 @@ table inet cni { chain postrouting { type nat hook postrouting priority 100;
 SOURCE_PORTS = itertools.count(10000)  # each is used once: a live flow keeps its translation
 
 
-def answers(cluster: Cluster, vip: str, count: int = 24) -> set[Answer]:
+def answers(cluster: Cluster, vip: str, count: int = 40) -> set[Answer]:
     """Send requests from the pod b3 to a VIP; return the backends, and the client's address at each."""
     ask, port = (traffic.http_get, 80) if vip in WEB else (traffic.dns_ask, 53)
     with cluster.lab.namespaces["b3"].entered():

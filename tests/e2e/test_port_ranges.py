@@ -47,7 +47,7 @@ def test_ports_of_a_range(fresh: Callable[..., Cluster], attach: str) -> None:
     cluster.agent.start()
     assert {f"{WEB[0]}:{HTTP_PORT - 5}-{HTTP_PORT + 5}/TCP", f"{WEB[0]}:80/TCP"} <= listed(cluster)
     for vip in WEB:
-        assert {get(cluster, vip, HTTP_PORT) for _ in range(40)} == {"b1", "b2", "b3"}
+        assert {get(cluster, vip, HTTP_PORT) for _ in range(60)} == {"b1", "b2", "b3"}
         assert get(cluster, vip, 80) in {"b1", "b2", "b3"}, "its own port has the targetPort"
         assert get(cluster, vip, HTTP_PORT + 1) == "ConnectionRefusedError", "the backend itself refuses"
         assert get(cluster, vip, HTTP_PORT + 6) == "ConnectionRefusedError", "an undefined port of a ClusterIP"
@@ -55,7 +55,7 @@ def test_ports_of_a_range(fresh: Callable[..., Cluster], attach: str) -> None:
     assert counted["reject_undefined_port"] >= 2
     for vip in DNS:
         with cluster.client.entered():
-            assert {traffic.dns_ask(vip, DNS_PORT).backend for _ in range(40)} == {"b1", "b2", "b3"}
+            assert {traffic.dns_ask(vip, DNS_PORT).backend for _ in range(60)} == {"b1", "b2", "b3"}
     flows = cluster.agent.cli("flow", "list", "--frontend", f"{WEB[0]}:{HTTP_PORT}").stdout
     backends = {line.split()[3] for line in flows.splitlines()[1:]}
     assert {end.rpartition(":")[2] for end in backends} == {str(HTTP_PORT)}, "the port at which the backend is reached"

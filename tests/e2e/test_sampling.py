@@ -6,7 +6,7 @@ import json
 import queue
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -53,6 +53,24 @@ def rows(monitor: Monitor, seconds: float = 1.0) -> list[dict[str, Any]]:
     return found
 
 
+def shown_until(monitor: Monitor, is_enough: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
+    """Return what is shown: enough, until nothing comes for a while."""
+    found: list[dict[str, Any]] = []
+
+    def has_enough() -> bool:
+        found.extend(rows(monitor))
+        return is_enough(found)
+
+    wait_for(has_enough, "more packets", 20)
+    return found
+
+
+def of_data(found: list[dict[str, Any]]) -> tuple[int, int]:
+    """Return how many packets have a request, and how many an answer."""
+    kinds = Counter(row["reason"] for row in found if "P" in row["flags"])
+    return kinds["fwd_established"] + kinds["fwd_local"], kinds["fwd_reply"]
+
+
 @pytest.mark.parametrize("vip", [VIP4, VIP6])
 def test_every_packet_of_open_connections_is_shown(served: Cluster, vip: str) -> None:
     talkers = Talkers(served.client, vip, 80, 8)
@@ -67,10 +85,7 @@ def test_every_packet_of_open_connections_is_shown(served: Cluster, vip: str) ->
         with sampling(served, "-4" if vip == VIP4 else "-6") as monitor:
             rows(monitor, 2.0)
             assert talkers.ask() == talkers.first
-            found = rows(monitor)
-            kinds = Counter(row["reason"] for row in found if "P" in row["flags"])  # those with a request or an answer
-            assert kinds["fwd_reply"] >= 8
-            assert kinds["fwd_established"] + kinds["fwd_local"] >= 8
+            found = shown_until(monitor, lambda found: min(of_data(found)) >= 8)
             assert {(row["service"], row["frontend"]) for row in found} == {("e2e/web", f"{shown(vip, 80)}/TCP")}
             for row in found:
                 if row["reason"] == "fwd_established":
@@ -91,15 +106,13 @@ def test_packets_are_selected_by_the_state_of_their_flow(served: Cluster, vip: s
         with sampling(served, family, "--state", "established") as monitor:
             rows(monitor, 2.0)
             talkers.ask()
-            found = rows(monitor)
-            kinds = Counter(row["reason"] for row in found if "P" in row["flags"])
-            assert kinds["fwd_reply"] >= 8
-            assert kinds["fwd_established"] + kinds["fwd_local"] >= 8
+            shown_until(monitor, lambda found: min(of_data(found)) >= 8)
         with sampling(served, family, "--state", "closing") as monitor:
             talkers.ask()
             assert rows(monitor) == []
             talkers.close()
-            assert {row["reason"] for row in rows(monitor) if "F" in row["flags"]} & {"fwd_established", "fwd_local"}
+            ends = {"fwd_established", "fwd_local"}
+            shown_until(monitor, lambda found: bool({row["reason"] for row in found if "F" in row["flags"]} & ends))
     finally:
         talkers.close()
 
@@ -115,7 +128,7 @@ def test_others_see_new_flows_alone(served: Cluster) -> None:
         with sampling(served) as monitor:
             rows(plain, 2.0)
             talkers.ask()
-            assert len(rows(monitor)) >= 8
+            shown_until(monitor, lambda found: len(found) >= 8)
             assert rows(plain) == []
     finally:
         plain.close()
@@ -133,7 +146,7 @@ def test_an_agent_that_dies_and_comes_back() -> None:
         try:
             with sampling(cluster, "-4") as monitor:
                 assert talkers.ask() == talkers.first
-                assert len(rows(monitor)) >= 8
+                shown_until(monitor, lambda found: len(found) >= 8)
                 cluster.agent.kill()
                 monitor.wait_said("packets are recorded again when it does")
                 assert talkers.ask() == talkers.first
@@ -145,7 +158,7 @@ def test_an_agent_that_dies_and_comes_back() -> None:
                 )
                 rows(monitor)
                 assert talkers.ask() == talkers.first
-                assert len(rows(monitor)) >= 8
+                shown_until(monitor, lambda found: len(found) >= 8)
             assert programs(cluster) == plain
         finally:
             talkers.close()

@@ -111,7 +111,7 @@ def test_a_plan_counts_them(inside: Cluster, tmp_path: Path) -> None:
         assert json.loads(elsewhere.stdout)["flows"]["total"] == 0
         assert elsewhere.stderr.startswith("flows of the socket programs are left out")
         assert traffic._answer(traffic.request(sock)).backend == name, "a plan changes nothing"
-    assert planned()["total"] == 0
+    wait_for(lambda: planned()["total"] == 0, "the end of both", 30)
 
 
 def test_a_drain_waits_for_them(inside: Cluster) -> None:

@@ -80,7 +80,7 @@ def test_the_peer_of_a_connection_is_the_frontend(inside: Cluster) -> None:
 def test_an_unconnected_socket_keeps_its_backend_and_hears_the_frontend(inside: Cluster) -> None:
     for vip in questions(*DNS):
         seen = set()
-        for _ in range(24):
+        for _ in range(60):
             with socket.socket(family_of(vip), socket.SOCK_DGRAM) as sock:
                 answers = {ask_unconnected(sock, vip) for _ in range(5)}
                 assert len(answers) == 1
@@ -171,7 +171,7 @@ def test_an_address_of_no_service_is_left_alone(inside: Cluster) -> None:
 
 
 def test_a_backend_in_maintenance_gets_nothing_new_and_keeps_what_it_has(inside: Cluster) -> None:
-    talkers = traffic.Talkers(inside.lab.node, VIP4, 80, 24)
+    talkers = traffic.Talkers(inside.lab.node, VIP4, 80, 60)
     try:
         assert set(talkers.first) == {"b1", "b2", "b3"}
         inside.agent.cli("backend", "set-state", "maintenance", "10.77.1.2:8080/TCP")
@@ -265,7 +265,7 @@ def test_a_node_port_of_other_backends_is_reached_from_the_node(inside: Cluster)
     inside.serve(inside.web(spec=spec))
     try:
         for vip in questions(*NODE_ADDRESSES, "127.0.0.1"):
-            seen = traffic.spread(inside.lab.node, 40, partial(traffic.http_get, vip, NODE_PORT + 1))
+            seen = traffic.spread(inside.lab.node, 60, partial(traffic.http_get, vip, NODE_PORT + 1))
             assert set(seen) == {"b1", "b2", "b3"}
     finally:
         inside.serve(inside.web())

@@ -12,10 +12,10 @@ BACKENDS = {"b1", "b2", "b3"}
 
 @pytest.mark.parametrize("vip", WEB)
 def test_http_reaches_every_backend(served: Cluster, vip: str) -> None:
-    counts = served.http(90, [vip])
+    counts = served.http(600, [vip])
     assert set(counts) == BACKENDS
-    assert sum(counts.values()) == 90
-    assert all(12 < n < 48 for n in counts.values()), counts  # 30 each; six standard deviations
+    assert sum(counts.values()) == 600
+    assert all(120 < n < 280 for n in counts.values()), counts  # 200 each; seven standard deviations
 
 
 @pytest.mark.parametrize("vip", DNS)
@@ -28,7 +28,7 @@ def test_udp_reaches_every_backend(served: Cluster, vip: str) -> None:
 @pytest.mark.parametrize(("vip", "own"), [(VIP4, "10.77.0.2"), (VIP6, "fd77::2")])
 def test_a_pod_of_this_node_sees_the_client_and_a_remote_one_the_node(served: Cluster, vip: str, own: str) -> None:
     with served.client.entered():
-        answers = {traffic.http_get(vip, 80) for _ in range(40)}
+        answers = {traffic.http_get(vip, 80) for _ in range(60)}
     seen = {answer.backend: answer.client for answer in answers}
     assert seen["b3"] == own
     assert seen["b1"] in ("10.77.1.1", "fd77:1::1")

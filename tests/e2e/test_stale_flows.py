@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.cluster import DNS, VIP4, VIP6, Cluster
 from tests.e2e.conftest import opened
-from tests.lab.netns import wait_for
+from tests.lab.netns import Stopwatch, wait_for
 from tests.lab.traffic import Datagrams, Talkers
 
 pytestmark = pytest.mark.early
@@ -58,7 +58,7 @@ def test_kept_flows_go_on_until_they_end(served: Cluster, name: str) -> None:
         assert set(datagrams.ask()) == {name}
         time.sleep(1)
     assert set(served.http(20)) == set(served.ask_dns(20)) == {"b2"}
-    assert len(gone(served, name)) == 4, "of both families and protocols"
+    wait_for(lambda: len(gone(served, name)) == 4, "those of both families and protocols")
     rows = gone(served, name).values()
     assert {row["state"] for row in rows} == {"terminating"}
     assert all(row["flows"] for row in rows)
@@ -82,19 +82,20 @@ def test_reset_is_the_rule_without_a_word(served: Cluster) -> None:
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_drain_gives_them_its_seconds(served: Cluster, *, restarts: bool) -> None:
     """Also if the agent is killed in the middle, and another one starts: the time continues meanwhile."""
-    seconds = 12
+    seconds = 30 if restarts else 12  # a start takes some on a busy machine
     word = f"drain={seconds}"
     talkers, datagrams = talk(served, word, "b1")
     leave(served, word, "b2")
-    left = time.monotonic()
+    left = Stopwatch()
     if restarts:
         served.agent.kill()
         served.agent.start()
     assert {found for each in talkers for found in each.ask()} == {"b1"}
     assert set(datagrams.ask()) == {"b1"}
-    assert time.monotonic() - left < seconds, "the machine was too slow to see anything"
+    assert left.real_s < seconds, "the machine was too slow to see anything"
     wait_for(lambda: not gone(served, "b1"), "the end of the time", 60)
-    assert seconds - 1.5 < time.monotonic() - left < seconds + 20
+    assert left.real_s > seconds - 1.5
+    assert left.s < seconds + 20
     assert all(found.startswith(RESET) for each in talkers for found in each.ask())
     assert set(datagrams.ask()) == {"b2"}
 

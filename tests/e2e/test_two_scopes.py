@@ -45,7 +45,7 @@ def test_a_pod_keeps_its_connections_when_both_scopes_become_one(lab: Lab, rende
     made = Cluster(lab, "tc", ["--renderer", renderer, "--sweep-interval", "1s", "--node-ip", "10.77.0.1"])
     made.web(spec=LOCAL).write(made.folder)
     made.agent.start()
-    with closing(Talkers(lab.namespaces["caller"], VIP, 80, 24)) as talkers:
+    with closing(Talkers(lab.namespaces["caller"], VIP, 80, 60)) as talkers:
         assert set(talkers.first) == {"b1", "b2", "b3"}
         made.serve(made.web("b3", spec=LOCAL))
         kept = [at for at, name in enumerate(talkers.first) if name == "b3"]

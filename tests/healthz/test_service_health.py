@@ -16,6 +16,7 @@ from lbagent.objects.object_event import ObjectEvent
 from lbagent.objects.records import ObjectChange, Origin
 from lbagent.resolve import Options, Resolver
 from tests.healthz.asking import ask
+from tests.lab.ports import own_port
 
 LOOPBACK = bytes((127, 0, 0, 1))
 WEIGHT = "X-Load-Balancing-Endpoint-Weight"
@@ -23,8 +24,7 @@ WEIGHT = "X-Load-Balancing-Endpoint-Weight"
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
+    return own_port()
 
 
 def service(port: int, name: str = "web", **spec: Any) -> dict[str, Any]:
@@ -181,8 +181,7 @@ async def test_a8_a_port_goes_from_one_service_to_another_in_one_change(node: No
 
 
 async def test_a8_two_services_exchange_their_ports_in_one_change(node: Node, port: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        second = sock.getsockname()[1]
+    second = own_port()
     await node.see(service(port), service(second, "new"))
     await node.see(service(second), service(port, "new"))
     assert not list(node.servers.problems())

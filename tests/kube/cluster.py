@@ -176,13 +176,13 @@ class Follower:
     def texts(self) -> str:
         return "\n".join(map(str, self.source.problems()))
 
-    async def until(self, condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], bool], within_s: float = 60.0) -> None:
         async with asyncio.timeout(within_s):
             while not condition():
                 assert self.task is None or not self.task.done(), self.task.exception()
                 await asyncio.sleep(0.005)
 
-    async def converges(self, within_s: float = 10.0) -> None:
+    async def converges(self, within_s: float = 60.0) -> None:
         """Wait until it has the objects of a fresh list, and so has the snapshot."""
         try:
             await self.until(lambda: self.view == self.wanted, within_s)

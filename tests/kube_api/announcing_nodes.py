@@ -178,8 +178,8 @@ class Link:
         self.cluster.plane.ask("PATCH", f"/api/v1/nodes/{host.name}", spec, MERGE)
 
     def talkers(self, address: str) -> traffic.Talkers:
-        """Return open connections of the client: with twelve each of two pods has some (except once in 2,000 times)."""
-        found = traffic.Talkers(self.client, address, 80, 12)
+        """Return open connections of the client: with forty each of two pods has some."""
+        found = traffic.Talkers(self.client, address, 80, 40)
         self.closing.callback(found.close)
         return found
 

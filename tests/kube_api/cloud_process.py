@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,12 +41,6 @@ def give_rights(plane: ControlPlane, file: str = "rbac.yaml") -> None:
     for obj in rights(file):
         if plane.send("GET", f"{collection(obj)}/{obj['metadata']['name']}")[0] == 404:
             plane.ask("POST", collection(obj), obj)
-
-
-def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that is probably free."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 class CloudProcess:

@@ -8,10 +8,11 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.kube_api.cloud_process import FINALIZER, WITHIN_S, CloudLab, free_port, rights, verbs
+from tests.kube_api.cloud_process import FINALIZER, WITHIN_S, CloudLab, rights, verbs
 from tests.kube_api.cluster import HOME
 from tests.kube_api.control_plane import MERGE
 from tests.kube_api.http_proxy import WriteFault
+from tests.lab.ports import own_port
 
 pytestmark = [pytest.mark.root]
 
@@ -271,7 +272,7 @@ def test_an_edit_between_reading_and_writing_survives(cloud: CloudLab) -> None:
 
 
 def test_health_and_metrics(cloud: CloudLab) -> None:
-    health, metrics = free_port(), free_port()
+    health, metrics = own_port(), own_port()
     one = cloud.run(
         "pool", {"pools": [{"name": "a", "addresses": ["10.9.0.1", "fd00:9::/120"]}]},
         "--health-address", f"127.0.0.1:{health}", "--metrics-address", f"127.0.0.1:{metrics}",

@@ -19,7 +19,7 @@ from tests.kube_api.announcing_nodes import Link
 from tests.kube_api.cluster import Cluster
 from tests.kube_api.watching_nodes import ClusterOfNodes
 from tests.lab import traffic
-from tests.lab.netns import wait_for
+from tests.lab.netns import Stopwatch, wait_for
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.early]
 VIP, ONLY, MOVING = "10.8.0.100", "10.8.0.101", "10.8.0.102"
@@ -73,7 +73,7 @@ def test_no_new_flow_goes_to_a_node_without_power(nodes: ClusterOfNodes) -> None
     nodes.heal(dead)
     for host in others:
         wait_for(lambda host=host: not nodes.dead(host)[dead.name], "its return", 10)
-        wait_for(lambda host=host: nodes.backends_of(host, VIP, 60) == {each.name for each in nodes.hosts}, "flows", 10)
+        wait_for(lambda host=host: nodes.backends_of(host, VIP, 90) == {each.name for each in nodes.hosts}, "flows", 10)
 
 
 def test_the_only_endpoint_of_a_service_stays(nodes: ClusterOfNodes) -> None:
@@ -92,7 +92,7 @@ def test_the_only_endpoint_of_a_service_stays(nodes: ClusterOfNodes) -> None:
 
 def test_connections_of_before_go_on_when_a_node_was_cut_off_for_seconds(nodes: ClusterOfNodes) -> None:
     dead, observer, *_ = nodes.hosts
-    talkers = traffic.Talkers(observer.pod, VIP, 80, 12)
+    talkers = traffic.Talkers(observer.pod, VIP, 80, 84)
     try:
         assert dead.name in {name for name in talkers.first if name}
         cut_at = nodes.cut(dead)
@@ -114,7 +114,7 @@ def test_an_agent_that_hangs_or_ends_makes_no_node_dead(nodes: ClusterOfNodes) -
             for host in others:
                 assert not any(nodes.dead(host).values())
             time.sleep(0.2)
-        assert nodes.backends_of(others[0], VIP, 60) == {each.name for each in nodes.hosts}
+        assert nodes.backends_of(others[0], VIP, 90) == {each.name for each in nodes.hosts}
     finally:
         os.kill(hangs.agent.pid, signal.SIGCONT)
     for host in others:  # it runs again, and blames no other
@@ -168,9 +168,10 @@ def test_its_announced_addresses_move_at_once(nodes: ClusterOfNodes) -> None:
     nodes.serve("moving", MOVING)
     leader = nodes.link.until_led(MOVING)
     others = [host for host in nodes.hosts if host is not leader]
-    cut_at = nodes.cut(leader)
+    nodes.cut(leader)
+    watch = Stopwatch()
     wait_for(lambda: any(host.state(MOVING) == "announced" for host in others), "a leader", 30)
-    assert time.monotonic() - cut_at < 5
+    assert watch.s < 5
 
 
 def test_while_the_api_server_is_away_no_node_is_dead_and_one_that_dies_is_left_out(nodes: ClusterOfNodes) -> None:
@@ -186,7 +187,7 @@ def test_while_the_api_server_is_away_no_node_is_dead_and_one_that_dies_is_left_
     cut_at = nodes.cut(dead)
     for host in others:
         nodes.until_dead(host, dead, cut_at + 5)
-        assert nodes.backends_of(host, VIP, 60) == {each.name for each in others}
+        assert nodes.backends_of(host, VIP, 90) == {each.name for each in others}
     nodes.heal(dead)
     for host in others:
         wait_for(lambda host=host: not nodes.dead(host)[dead.name], "its return", 10)

@@ -183,6 +183,6 @@ def ask(address: str, port: int, timeout_s: float = 10.0) -> str:
     return data.partition(b"\r\n\r\n")[2].split()[0].decode()
 
 
-def reached(address: str = BIND[0], port: int = BIND[1], number: int = 30) -> Counter[str]:
+def reached(address: str = BIND[0], port: int = BIND[1], number: int = 60) -> Counter[str]:
     """Send so many requests; return the servers that answered."""
     return Counter(ask(address, port) for _ in range(number))

@@ -1,4 +1,4 @@
-"""Forks processes of Python programs whose modules it has imported: see prepared.py. `python -m tests.lab.forker FD`.
+"""Forks processes of Python programs whose modules it has imported: see prepared.py. `python -m tests.lab.forker FD HOME`.
 
 A request is one message at that socket: JSON, with the descriptors of stdin, stdout, stderr and of a pipe for the wait status. The
 answer is the process id. It has one thread, so a fork copies no lock that another thread holds.
@@ -23,7 +23,7 @@ import threading
 from typing import Any
 
 import lbagent
-from tests.lab.netns import setns
+from tests.lab.netns import LabError, setns
 from tests.lab.prepared import COMMAND, SERVER
 
 REQUEST_BYTES = 1 << 20
@@ -97,9 +97,14 @@ def become(request: dict[str, Any], streams: list[int]) -> None:
         os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
-def main(fd: int) -> None:
-    """Fork until the socket is closed."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, DEATH)
+def main(fd: int, home: int) -> None:
+    """Fork until the socket is closed, as it is at the end of the other process. (PR_SET_PDEATHSIG is of a thread, which may end.)
+
+    `home`: a network namespace that no test deletes. The first request may come from within one that is deleted with all in it.
+    """
+    with contextlib.suppress(LabError):  # not root: it is there already
+        setns(f"/proc/self/fd/{home}")
+    os.close(home)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -146,4 +151,4 @@ def reap(waited: dict[int, int]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

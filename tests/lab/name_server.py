@@ -23,7 +23,7 @@ HEADER = struct.Struct(">HHHHHH")
 AUTHORITATIVE, RESPONSE, RECURSION = 0x0400, 0x8000, 0x0180
 SERVER_FAILURE = 2
 TXT, IN = 16, 1
-UPSTREAM_S = 2.0  # for one answer of the upstream server
+UPSTREAM_S = 8.0  # for one answer of the upstream server: a busy machine may answer late
 Answering = Callable[[bytes, str], Awaitable[bytes]]  # query and client to answer
 
 

@@ -226,16 +226,32 @@ def wait_for(
     Time in which processes wait for a processor does not count, up to PATIENCE times the time-out: other tests run beside this one.
     `exact`: all time counts, where the time is what is tested.
     """
-    began, short_before = time.monotonic(), short_of_processors_s()
+    watch = Stopwatch()
     while True:
         value = condition()
         if value:
             return value
-        elapsed = time.monotonic() - began
-        short = 0.0 if exact else min(short_of_processors_s() - short_before, elapsed * (1 - 1 / PATIENCE))
-        if elapsed - short > timeout_s:
+        if (watch.real_s if exact else watch.s) > timeout_s:
             raise LabError(f"{what}: not within {timeout_s:g} s (last: {value!r})")
         time.sleep(step_s)
+
+
+class Stopwatch:
+    """The time since it was made."""
+
+    def __init__(self) -> None:
+        self._began, self._short_before = time.monotonic(), short_of_processors_s()
+
+    @property
+    def real_s(self) -> float:
+        """All of it."""
+        return time.monotonic() - self._began
+
+    @property
+    def s(self) -> float:
+        """What counts for a limit: not the time in which processes waited for a processor, but a PATIENCE-th of all time at least."""
+        real = self.real_s
+        return real - min(short_of_processors_s() - self._short_before, real * (1 - 1 / PATIENCE))
 
 
 def short_of_processors_s() -> float:

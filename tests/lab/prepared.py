@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMAND, SERVER = "lbagent", "tests.lab.server"  # the prepared programs
 STATUS_BYTES = 4
 PID_BYTES = 8
+HOME = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)  # the network namespace of this process
 
 
 def program_of(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
@@ -43,8 +44,9 @@ class Forker:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            argv = [sys.executable, "-m", "tests.lab.forker", str(theirs.fileno())]
-            self._process = subprocess.Popen(argv, cwd=ROOT, pass_fds=[theirs.fileno()], process_group=0)
+            fds = [theirs.fileno(), HOME]
+            argv = [sys.executable, "-m", "tests.lab.forker", *map(str, fds)]
+            self._process = subprocess.Popen(argv, cwd=ROOT, pass_fds=fds, process_group=0)
 
     def fork(self, request: Mapping[str, Any], fds: Sequence[int]) -> int:
         """Start a process with these descriptors (stdin, stdout, stderr, one for its wait status); return its id."""

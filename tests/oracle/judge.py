@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from tests.oracle.twins import CLIENTS, SOURCES, Side, Twins
 
 FIRST, ASKS, MOST = 3, 18, 360
 PATIENT_S, PATIENT_LOST_S = 0.8, 3.0
+PAUSES_S = (0.0, 2.0)  # before differing requests are made again: a difference is one that stays
 G_LIMIT = 60.0  # of a likelihood ratio with few degrees of freedom: by chance once in 10^11
 
 Key = tuple[Frontend, str]  # a frontend and a client
@@ -148,8 +150,11 @@ class Judge:
         ]
         seen = self._seen(service, keys, SILENT_S)
         differing = [key for key in keys if not self._alike(service, key, seen)]
-        seen = self._seen(service, differing, PATIENT_S)  # on a busy machine an answer may come late
-        for key in [key for key in differing if not self._alike(service, key, seen)]:
+        for pause_s in PAUSES_S if differing else ():  # on a busy machine an answer may come late
+            time.sleep(pause_s)
+            seen = self._seen(service, differing, PATIENT_S)
+            differing = [key for key in differing if not self._alike(service, key, seen)]
+        for key in differing:
             answers = (", ".join(f"{count} {outcome}" for outcome, count in sorted(each.items())) for each in seen[key])
             lines = [f"{side.name}: {each}" for side, each in zip(self._twins.sides, answers, strict=True)]
             yield f"{service.name}: {key[1]} to {_text(key[0])}: {' | '.join(lines)}"

@@ -24,6 +24,7 @@ from tests.oracle.twins import NFTABLES, NODE_IPS, Side, Twins, agent_side, labo
 RANGES = "10.96.0.0/16,fd00:96::/108"  # of ClusterIPs
 POD_RANGES = "10.244.0.0/16,fd44::/15"
 MARKS = {"ip": "10.96.9.9", "ip6": "fd00:96::9:9"}
+MARK_ENDPOINTS = {"IPv4": "10.244.9.9", "IPv6": "fd44::9:9"}
 Obj = dict[str, Any]
 
 
@@ -49,23 +50,35 @@ class ProxySide(Side):
             self.known[path] = obj
 
     def has(self, mark: int) -> bool:
-        """Look for the mark in the rules of both families."""
+        """Look for the mark and its endpoint in the rules of both families: kube-proxy has what was written before them, too.
+
+        It watches Services and EndpointSlices apart, and the last object of either kind is one of the mark.
+        """
         return all(f"{address} . tcp . {mark} " in self._addresses(family) for family, address in MARKS.items())
 
     def _addresses(self, family: str) -> str:
-        argv = self.lab.node.command(["nft", "list", "map", family, "kube-proxy", "no-endpoint-services"])
+        argv = self.lab.node.command(["nft", "list", "map", family, "kube-proxy", "service-ips"])
         return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
 
 
 def objects(folder: Folder, mark: int) -> list[Obj]:
     """Return a folder's objects as the API server takes them; the mark has both families."""
     found = [obj for service in folder.services for obj in service.objects()]
-    ports = [{"name": "p", "protocol": "TCP", "port": mark}]
+    name = f"p{mark}"  # the endpoints of the mark before have no port of this name
+    ports = [{"name": name, "protocol": "TCP", "port": mark}]
     ips = list(MARKS.values())
     spec = {
         "type": "ClusterIP", "clusterIP": ips[0], "clusterIPs": ips, "ports": ports, "ipFamilyPolicy": "RequireDualStack",
     }  # fmt: skip
     found.append({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "mark"}, "spec": spec})
+    found += [
+        {
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": family,
+            "metadata": {"name": f"mark-{family.lower()}", "labels": {"kubernetes.io/service-name": "mark"}},
+            "ports": [{"name": name, "protocol": "TCP", "port": 80}], "endpoints": [{"addresses": [address]}],
+        }
+        for family, address in MARK_ENDPOINTS.items()
+    ]  # fmt: skip
     return [json.loads(json.dumps(obj)) | {"metadata": obj["metadata"] | {"namespace": "default"}} for obj in found]
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 
 from lbagent.model.address import L3n4Addr
 from lbagent.probes.probe_spec import ProbeSpec
+from tests.lab.ports import free_port
 
 QUICK = ProbeSpec(interval=0.3, timeout=0.3)
 PATIENT = ProbeSpec(interval=30, timeout=30)
@@ -44,8 +45,7 @@ async def answering(answer: bytes | None, *, reset: bool = False) -> AsyncIterat
 @contextlib.contextmanager
 def unused(kind: int, host: str = "127.0.0.1") -> Iterator[L3n4Addr]:
     """A port that nothing is bound to."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, kind) as sock:
-        sock.bind((host, 0))
-        found = server_at(sock, "UDP" if kind == socket.SOCK_DGRAM else "TCP")
-    yield found
+    protocol = "UDP" if kind == socket.SOCK_DGRAM else "TCP"
+    shown = f"[{host}]" if ":" in host else host
+    with free_port() as port:
+        yield L3n4Addr.parse(f"{shown}:{port}/{protocol}")

@@ -46,7 +46,7 @@ def test_both_families_are_served(cluster: Cluster, who: str, web: str, dns: str
     place = cluster.client if who == "outside" else cluster.lab.namespaces["b3"]
     for ask in (partial(traffic.http_get, web, 80), partial(traffic.dns_ask, dns, 53)):
         with place.entered():
-            assert {ask().backend for _ in range(40)} == ALL
+            assert {ask().backend for _ in range(60)} == ALL
 
 
 def test_each_frontend_is_in_one_data_plane(cluster: Cluster) -> None:
@@ -127,18 +127,18 @@ def test_states_reach_the_data_plane_of_the_family(cluster: Cluster, version: in
         assert backends(cluster, version)["b1"]["state"] == "maintenance"
         assert backends(cluster, 10 - version)["b1"]["state"] == "active"
         with cluster.client.entered():
-            assert {ask().backend for _ in range(40)} == ALL - {"b1"}
+            assert {ask().backend for _ in range(60)} == ALL - {"b1"}
     finally:
         cluster.agent.cli("backend", "clear-state", str(row["address"]))
     with cluster.client.entered():
-        assert {ask().backend for _ in range(40)} == ALL
+        assert {ask().backend for _ in range(60)} == ALL
 
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_a_drain_ends_with_the_last_connection(cluster: Cluster, version: int) -> None:
     row = backends(cluster, version)["b2"]
     with cluster.client.entered():
-        opened = [traffic.connect(WEB[version == 6], 80) for _ in range(12)]
+        opened = [traffic.connect(WEB[version == 6], 80) for _ in range(60)]
     names = [traffic.request(sock).decode().split()[0] for sock in opened]
     assert "b2" in names
     try:
@@ -200,4 +200,4 @@ def test_the_data_plane_that_fails_is_named(cluster: Cluster) -> None:
         cluster.web().write(cluster.folder)
     wait_for(lambda: cluster.agent.cli("status", check=False).returncode == 0, "the repair", 60)
     with cluster.client.entered():
-        assert {traffic.http_get(WEB[1], 80).backend for _ in range(40)} == ALL
+        assert {traffic.http_get(WEB[1], 80).backend for _ in range(60)} == ALL

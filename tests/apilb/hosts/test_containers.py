@@ -206,7 +206,7 @@ async def test_a_haproxy_that_does_not_stay_up_is_told_and_its_container_is_know
     recorded = caught.value.recorded
     assert recorded.container_id == lab.inspect(wanted.name)["Id"]
     with lab.servers(10001):
-        again = await lab.do(Action.UPDATE, wanted, recorded)
+        again = await lab.update_once_free(wanted, recorded)
         assert again.container_id == recorded.container_id
         lab.wait_answer(wanted, "10001")
 

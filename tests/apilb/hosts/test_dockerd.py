@@ -95,7 +95,7 @@ async def test_a_bind_that_is_taken_with_dockerd(lab: HostLab, dockerd: Dockerd)
     with listener, pytest.raises(PartlyDone, match="HAProxy ends: .*(?i:cannot bind)") as caught:
         await lab.do(Action.CREATE, wanted)
     with lab.servers(10001):
-        await lab.do(Action.UPDATE, wanted, caught.value.recorded)
+        await lab.update_once_free(wanted, caught.value.recorded)
         lab.wait_answer(wanted, "10001")
 
 

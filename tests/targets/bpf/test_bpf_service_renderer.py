@@ -254,7 +254,7 @@ def answers(lab: Lab) -> set[str]:
     """Return who answers a client outside."""
 
     def ask() -> set[str]:
-        return {traffic.http_get(vip, 80, timeout_s=1).backend for vip in WEB for _ in range(40)}
+        return {traffic.http_get(vip, 80, timeout_s=5).backend for vip in WEB for _ in range(40)}
 
     with lab.client.entered():
         return ask()

@@ -17,7 +17,7 @@ from lbagent.net.paths import Hop, PathSettings
 from lbagent.net.snapshot import Link
 from lbagent.targets.bpf.network_follower import NetworkFollower
 from lbagent.targets.bpf.send_watch import SendWatch
-from tests.lab.netns import Namespace, run, veth
+from tests.lab.netns import Namespace, Stopwatch, run, veth
 from tests.net.builders import CNI0, ETH0, backend, ip, network
 from tests.net.builders import address as of_device
 
@@ -82,12 +82,13 @@ class Following:
         return all(self.follower.table.index_of(hop) for hop in self.hops(*addresses))
 
     async def until(self, condition: Callable[[], bool], within_s: float = 5.0) -> float:
-        """Wait until it holds and return after how many seconds; TimeoutError."""
-        began = time.monotonic()
-        async with asyncio.timeout(within_s):
-            while not condition():  # noqa: ASYNC110 - some of it is asked of the kernel
-                await asyncio.sleep(0.01)
-        return time.monotonic() - began
+        """Wait until it holds and return after how many seconds (Stopwatch.s); TimeoutError."""
+        watch = Stopwatch()
+        while not condition():
+            if watch.s > within_s:
+                raise TimeoutError
+            await asyncio.sleep(0.01)
+        return watch.s
 
     async def resolved(self, *addresses: str, within_s: float = 5.0) -> float:
         return await self.until(lambda: self.published(*addresses), within_s)

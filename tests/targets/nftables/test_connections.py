@@ -19,6 +19,15 @@ def talk(sock: socket.socket) -> str:
     return traffic.request(sock).decode().split()[0]
 
 
+def is_reset(sock: socket.socket) -> bool:
+    """Return whether a request on the connection ends with a reset."""
+    try:
+        talk(sock)
+    except (ConnectionResetError, BrokenPipeError):
+        return True
+    return False
+
+
 @pytest.mark.parametrize("vip", WEB)
 def test_a_connection_survives_changes_and_a_killed_agent(served: Cluster, vip: str) -> None:
     with served.client.entered():
@@ -30,7 +39,7 @@ def test_a_connection_survives_changes_and_a_killed_agent(served: Cluster, vip: 
         assert talk(sock) == mine
         served.agent.kill()
         assert talk(sock) == mine
-        assert set(served.http(30)) == {mine, others[0]}  # the table serves on
+        assert set(served.http(40)) == {mine, others[0]}  # the table serves on
         served.web().write(served.folder)
         served.agent.start()
         assert talk(sock) == mine
@@ -45,9 +54,7 @@ def test_a_backend_that_goes_resets_its_connections(served: Cluster, vip: str) -
     with sock:
         mine = talk(sock)
         served.serve(served.web(*sorted({"b1", "b2", "b3"} - {mine})))
-        time.sleep(0.2)
-        with pytest.raises(ConnectionResetError):
-            talk(sock)
+        wait_for(lambda: is_reset(sock), "the reset")
 
 
 @pytest.mark.parametrize("vip", DNS)
@@ -71,10 +78,7 @@ def test_a_frontend_that_goes_refuses_its_connections(served: Cluster, number: i
         talk(sock)
         (served.folder / "gone.yaml").unlink()
         wait_for(lambda: served.selectable("gone") is None, "the end of the Service")
-        time.sleep(0.2)
-        with pytest.raises((ConnectionResetError, BrokenPipeError)):
-            talk(sock)
-            talk(sock)
+        wait_for(lambda: is_reset(sock), "the reset")
 
 
 def test_changes_under_load_lose_no_request(served: Cluster) -> None:
@@ -83,7 +87,7 @@ def test_changes_under_load_lose_no_request(served: Cluster) -> None:
             names = ("b1", "b2", "b3")[: 1 + number % 3]
             served.web(*names).write(served.folder)
             time.sleep(0.1)
-        load.wait_more(200)
+        load.wait_more(500, 120)
     # The backend of a request under way may be taken away: its connection is then reset, as with bpf.
     refused = [text for text in load.tally.failures if "Reset" not in text]
     assert not refused, refused[:5]
@@ -106,6 +110,6 @@ def test_a_thousand_updates_under_load(served: Cluster) -> None:
         for number in range(1000):
             version(number).write(served.folder)
             time.sleep(0.005)
-        load.wait_more(200)
+        load.wait_more(1000, 120)
     assert load.tally.failures == []
     assert load.tally.total > 1000
