@@ -10,6 +10,7 @@ import asyncio
 import os
 import re
 import stat
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -28,6 +29,7 @@ WORK_S = STOP_S + 30  # timeout of a longer request
 PULL_S = 600
 SPARE_S = 5
 LOG_LINES = 50
+LOG_RETRIES, LOG_WAIT_S = 2, 0.1
 PODMAN_HEADER = "Libpod-Api-Version"
 
 
@@ -197,9 +199,16 @@ class ContainerRuntime:
 
     async def logs(self, container_id: str, name: str, lines: int = LOG_LINES) -> str:
         """Return the last log lines of a container, each with its time."""
+        import docker.errors
 
-        def ask(client: Any) -> str:
-            return bytes(client.logs(container_id, timestamps=True, tail=lines)).decode(errors="replace")
+        def ask(client: Any, more: int = LOG_RETRIES) -> str:
+            try:
+                return bytes(client.logs(container_id, timestamps=True, tail=lines)).decode(errors="replace")
+            except docker.errors.APIError as error:
+                if not more or not error.is_server_error():
+                    raise
+            time.sleep(LOG_WAIT_S)  # podman fails on a line that is being written
+            return ask(client, more - 1)
 
         return await self.call(name, ask)
 
