@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from bench import control, datapath, flood, flow_table, mix, race, report, wire
+from bench import control, datapath, flood, flow_table, mix, race, report, sctp, wire
 from bench.benchmark_program import is_root, say, show
 from bench.kube import kube_tables
 from bench.kube import measure as kube
 
-PARTS = ("datapath", "mix", "race", "wire", "control", "flows", "kube")
+PARTS = ("datapath", "mix", "race", "wire", "control", "flows", "sctp", "kube")
 FAMILIES = (4, 6)
 
 
@@ -67,6 +67,11 @@ def measure_flows(*, quick: bool) -> dict[str, Any]:
     return {"machine": report.machine(), "quick": quick, "rows": flow_table.measure(quick=quick)}
 
 
+def measure_sctp(*, quick: bool) -> dict[str, Any]:
+    """Measure packets of associations beside those of connections."""
+    return {"machine": report.machine(), "quick": quick, "rows": sctp.measure(quick=quick)}
+
+
 def measure_kube(*, quick: bool) -> dict[str, Any]:
     """Run the agent and kube-proxy before an API server."""
     return {"machine": report.machine(), "quick": quick, **kube.measure(quick=quick, say=say)}
@@ -75,6 +80,7 @@ def measure_kube(*, quick: bool) -> dict[str, Any]:
 # Parts with their own tables in the document: measuring only these keeps the other parts of it and of results.json.
 APART: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "flows": (report.FLOWS_BEGIN, report.flows),
+    "sctp": (report.SCTP_BEGIN, report.sctp),
     "kube": (report.KUBE_BEGIN, kube_tables.text),
 }
 
@@ -95,7 +101,7 @@ def main() -> int:
     results = {"machine": report.machine(), "quick": options.quick} if others else report.load()
     parts: dict[str, Callable[..., Any]] = {
         "datapath": measure_datapath, "mix": measure_mix, "race": measure_race, "wire": measure_wire, "control": measure_control,
-        "flows": measure_flows, "kube": measure_kube,
+        "flows": measure_flows, "sctp": measure_sctp, "kube": measure_kube,
     }  # fmt: skip
     began = time.monotonic()
     for name in chosen:

@@ -14,7 +14,9 @@ from bench.programs import ARRAY, MMAPABLE, PROG_ARRAY, Map, Maps, load
 LIST_ENTRIES = 1 << 19
 SYN, ACK, FIN = 0x02, 0x10, 0x11
 SYN_ACK, RST_ACK, DATA = 0x12, 0x14, 0x18
-TCP, UDP = 6, 17
+TCP, UDP, SCTP = 6, 17, 132
+INIT, INIT_ACK, SACK, COOKIE_ECHO, COOKIE_ACK = 1, 2, 3, 10, 11  # chunks of SCTP, in the place of flags
+SCTP_BYTES = 100  # of a packet from its ports on
 NODE_MAC, CLIENT_MAC = bytes.fromhex("020000000001"), bytes.fromhex("0200000000c1")
 ODD = 0x9E3779B1  # visits every flow of a power of two once, in an order that no prefetcher predicts
 TTL = 64
@@ -45,9 +47,16 @@ def ones_sum(data: bytes) -> int:
     return total
 
 
+def frame_bytes(family: int, proto: int) -> int:
+    """Return the bytes of a frame."""
+    if proto == SCTP:
+        return (34 if family == 4 else 54) + SCTP_BYTES
+    return FRAME4 if family == 4 else FRAME6
+
+
 def ip_header(family: int, proto: int) -> bytes:
     """Return an IP header whose checksum is right for addresses and identification of zero sum."""
-    size = (FRAME4 - 14) if family == 4 else (FRAME6 - 54)
+    size = frame_bytes(family, proto) - (14 if family == 4 else 54)
     if family == 6:
         return struct.pack(">IHBB32x", 0x60000000, size, proto, TTL)
     head = struct.pack(">BBHHHBBH8x", 0x45, 0, size, 0, 0, TTL, proto, 0)
@@ -55,7 +64,13 @@ def ip_header(family: int, proto: int) -> bytes:
 
 
 def l4_header(family: int, proto: int) -> bytes:
-    """Return a TCP or UDP header with its checksum for addresses, ports, flags and first payload word of zero sum."""
+    """Return a TCP or UDP header with its checksum for addresses, ports, flags and first payload word of zero sum.
+
+    Of SCTP: a header with a checksum that is not 0, and a chunk that has the tag of both sides where an INIT ACK has it.
+    """
+    if proto == SCTP:
+        tag = 0x01020304
+        return struct.pack(">HHIIBBHII", 0, 0, tag, 1, 0, 0, 20, tag, 0)
     size = (FRAME4 - 34) if family == 4 else (FRAME6 - 54)
     if proto == TCP:
         head, at = struct.pack(">HHIIHHHH4x", 0, 0, 1, 1, 0, 8192, 0, 0), 16
@@ -90,6 +105,11 @@ class Plan:
     def family(self) -> int:
         """4 or 6, from the addresses."""
         return 4 if len(self.first.src) == 4 else 6
+
+
+def flag_word(plan: Plan, flags: int) -> bytes:
+    """Return bytes 12 and 13 of the L4 header: TCP's data offset and flags, or kind and flags of SCTP's first chunk."""
+    return bytes((flags, 0)) if plan.proto == SCTP else bytes((0x50, flags))
 
 
 class Wrapper:
@@ -136,10 +156,10 @@ class Wrapper:
             cls.control_format(plan.family),
             seq, 1 if plan.in_order else ODD, plan.flows - 1, plan.base, plan.listed, plan.flood_ratio if plan.flood_from else 0, flood_seq,
             plan.flood_copies - 1, first.src, first.dst, plan.flood_from, struct.pack(">H", first.dport),
-            bytes((0x50, plan.flags)), bytes((0x50, plan.flood_flags)), plan.proto, bytes((0x50, plan.answer)) if plan.answer else b"", 0,
+            flag_word(plan, plan.flags), bytes((0x50, plan.flood_flags)), plan.proto, flag_word(plan, plan.answer) if plan.answer else b"", 0,
             ether, head, l4,
         )  # fmt: skip
-        return data, (ether + head + l4).ljust(FRAME4 if plan.family == 4 else FRAME6, b"\0")
+        return data, (ether + head + l4).ljust(frame_bytes(plan.family, plan.proto), b"\0")
 
     def set(self, plan: Plan, *, place: tuple[int, int] = (0, 0)) -> None:
         """Switch to other packets; `place` is the start of the flow and flood counters."""

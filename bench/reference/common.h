@@ -11,6 +11,7 @@
 
 #define TCP 6
 #define UDP 17
+#define SCTP 132
 #define TCP_FIN 1
 #define TCP_SYN 2
 #define TCP_RST 4

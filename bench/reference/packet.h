@@ -91,6 +91,9 @@ inline_fn void write_packet(u8 *data, struct control *c, struct ends *t, u16 fla
 		*(u16 *)(data + L4_AT + 12) = flags;
 		*(u16 *)(data + L4_AT + 16) = c->l4[2];
 		*(u16 *)(data + L4_AT + 20) = ~fold(l4 + flags);
+	} else if (c->proto == SCTP) { /* its CRC32c is corrected by a difference: any one but 0 does */
+		*(u32 *)(data + L4_AT + 8) = c->l4[1];
+		*(u16 *)(data + L4_AT + 12) = flags;
 	} else {
 		*(u16 *)(data + L4_AT + 6) = c->l4[0] >> 48;
 		*(u16 *)(data + L4_AT + 8) = ~fold(l4);

@@ -364,7 +364,11 @@ METRIC_BACKEND = METRIC_SERVICE + SERVICE_IDS
 DIRECT_BYTES = 1 << 29  # of a map of one value that programs access. Source: BPF_MAX_VAR_OFF, linux/bpf_verifier.h
 SCRATCH_SIZE = 256
 DATAGRAM_SIZE = 1 << 14  # bytes of lb_datagram: the rest of a datagram while its first fragments are sent
-CALLS = 32  # tail call slots per context
+CALLS = 64  # tail call slots per context
+CRC32C_SHIFTS = 16  # of lb_crc32c: by 2^n bytes, for each bit of a packet's length
+CRC32C_NIBBLES = 8  # four bits each of a CRC
+CRC32C_VALUES = 16
+CRC32C_SIZE = CRC32C_SHIFTS * CRC32C_NIBBLES * CRC32C_VALUES * 4
 CALL_MAPS = ("lb_calls_xdp", "lb_calls_tc")  # one per context with tail calls (bpf/hooks.py)
 
 # The maps of both families, by family.

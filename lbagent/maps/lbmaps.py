@@ -14,8 +14,9 @@ Item = tuple[bytes, bytes]  # key, value
 TrafficCounter = tuple[int, int]  # packets, bytes
 
 
-# Maps of one program generation: settings and tail calls. Created, filled and pinned with the programs (bpf/load/generation.py).
-GENERATION_MAPS = ("lb_config", *CALL_MAPS)
+# Maps of one program generation: settings, constants and tail calls. Created, filled and pinned with the programs
+# (bpf/load/generation.py).
+GENERATION_MAPS = ("lb_config", "lb_crc32c", *CALL_MAPS)
 
 
 class LBMaps(Protocol):

@@ -42,6 +42,7 @@ class Reason(IntEnum):
     REJECT_SERVICE_GONE = 37  # the frontend of a flow was removed: RST or port unreachable
     ANSWER_NEIGHBOR = 38  # ARP request or neighbor solicitation for an address that this node announces
     ANSWER_ECHO = 39  # a ping of an address that takes new flows: echo reply
+    REJECT_SCTP_MULTIHOMING = 40  # an INIT of SCTP that lists an address beside its source: ABORT
     # dropped
     DROP_NO_BACKEND = 64  # the reject rate is used up for an answer; or a ping, and no frontend takes new flows
     DROP_SOURCE_RANGE = 65  # the source ranges of the service exclude the client
@@ -58,6 +59,7 @@ class Reason(IntEnum):
     DROP_FOREIGN_SOURCE = 77  # --strict-source: from a remote backend's address, but not by the device of its route
     DROP_FLOW_LIMIT = 78  # max-flows, max-flows-per-backend: a new flow beyond; with over-limit: reject it is answered
     DROP_FLOW_RATE = 79  # new-flow-rate: a new flow beyond; with over-limit: reject it is answered
+    DROP_SCTP_UNKNOWN = 80  # SCTP: no INIT, and of no flow; another backend would abort the association
 
 
 class Event(IntEnum):
@@ -76,6 +78,7 @@ INTENDED_DROPS = frozenset(
         Reason.DROP_MALFORMED,
         Reason.DROP_FLOW_LIMIT,
         Reason.DROP_FLOW_RATE,
+        Reason.DROP_SCTP_UNKNOWN,
     }
 )
 

@@ -12,6 +12,7 @@ from lbagent.maps.event_layout import EVENT_MAP
 from lbagent.maps.layout import (
     CALL_MAPS,
     CALLS,
+    CRC32C_SIZE,
     DATAGRAM_SIZE,
     DEVICES,
     DIRECT_BYTES,
@@ -246,6 +247,7 @@ def map_specs(sizes: Sizes = Sizes()) -> dict[str, MapSpec]:
         MapSpec("lb4_stream", t.ARRAY, 4, STREAMS * LB4_STREAM.size, 1),
         MapSpec("lb6_stream", t.ARRAY, 4, STREAMS * LB6_STREAM.size, 1),
         *(MapSpec(name, t.PROG_ARRAY, 4, 4, CALLS) for name in CALL_MAPS),
+        MapSpec("lb_crc32c", t.ARRAY, 4, CRC32C_SIZE, 1, F_RDONLY_PROG),
     ]
     return {spec.name: spec for spec in specs}
 

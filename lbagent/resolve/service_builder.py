@@ -491,11 +491,6 @@ class ServiceBuilder:
             for key in self._ignored_weights:
                 problem = f"the weights of EndpointSlice {key} or its Pods are ignored with the algorithm random"
                 self._warn("lbagent.io/algorithm", problem, "every backend has the same share")
-        for port in service.ports:
-            if port.protocol is L4Type.SCTP:
-                field = path_text(("spec", "ports", port.index, "protocol"))
-                kept = "they pass untouched"
-                self._warn(field, "SCTP packets are not balanced yet", kept, event="ProtocolNotSupported")
 
     def _warn(self, field: str, problem: str, kept: str, event: str = "") -> None:
         self._report(field, problem, kept, warning=True, event=event)

@@ -320,7 +320,7 @@ def test_command_and_its_exit_codes(served: Cluster) -> None:
         (("10.77.0.2:16000", f"{VIP4}:80", "--expect", "drop"), 1, "expected drop, got forward"),
         (("10.77.0.2", f"{VIP4}:80"), 2, "the port is missing"),
         (("10.77.0.2:16000", "[fd00:96::10]:80"), 2, "different address families"),
-        (("10.77.0.2:16000", f"{VIP4}:80/sctp"), 2, "unknown protocol"),
+        (("10.77.0.2:16000", f"{VIP4}:80/dccp"), 2, "unknown protocol"),
         (("10.77.0.2:16000", f"{VIP4}:80", "--flags", "X"), 2, "flags"),
         (("--pcap", "/no/such/file"), 2, "No such file"),
         (("10.77.0.2:16000", f"{VIP4}:80", "--device", "nope"), 3, "no device 'nope'"),

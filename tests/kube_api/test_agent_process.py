@@ -86,7 +86,8 @@ def test_the_maps_follow_a_real_server_through_faults(node: Node, cluster: Clust
 
 def test_pods_and_services_hear_of_what_is_done_to_them(node: Node, cluster: Cluster) -> None:
     vip = shop(cluster)
-    cluster.add_service("calls", ports=[{"name": "s", "port": 132, "protocol": "SCTP"}, {"name": "t", "port": 80}])
+    cluster.add_service("calls", annotations={"lbagent.io/health-check": "tcp interval=200ms timeout=100ms fall=1"})
+    cluster.add_pod("calls-0", "calls", "10.244.0.20")  # that nobody has
     node.agent.start()
     node.until(f"ADDR={vip}:80/TCP", "10.244.0.10:8080")
     node.agent.cli("backend", "set-state", "--yes", "maintenance", "10.244.0.10:8080/TCP")
@@ -94,10 +95,10 @@ def test_pods_and_services_hear_of_what_is_done_to_them(node: Node, cluster: Clu
     told = {
         (each["involvedObject"]["kind"], each["involvedObject"]["name"], each["reason"]) for each in cluster.events()
     }
-    assert told == {("Pod", "web-0", "BackendStateSet"), ("Service", "calls", "ProtocolNotSupported")}
+    assert told == {("Pod", "web-0", "BackendStateSet"), ("Service", "calls", "HealthCheckPanic")}
     texts = " ".join(each["message"] for each in cluster.events())
     assert f"the operator set the state maintenance for 10.244.0.10:8080/TCP on the node {NODE}" in texts
-    assert "SCTP packets are not balanced yet" in texts
+    assert "more than half" in texts
     assert all(each["involvedObject"]["uid"] for each in cluster.events())
 
 

@@ -21,6 +21,7 @@ DOCKER = ("docker.io", "containerd", "runc")  # 65 MB
 HAPROXY = ("haproxy", "liblua5.3-0", "libopentracing-c-wrapper0", "libopentracing1")  # 2.5 MB
 SSHD = ("openssh-server", "libwrap0", "libnsl2", "libtirpc3")  # 0.7 MB
 PROMETHEUS = ("prometheus",)  # 19 MB; promtool is in it
+USRSCTP = ("libusrsctp2",)  # 0.2 MB
 TCPDUMP = ("tcpdump", "libpcap0.8", "libibverbs1", "libnl-3-200", "libnl-route-3-200", "libdbus-1-3")  # 1.2 MB
 CHROMIUM = (
     *(
@@ -72,6 +73,7 @@ SETS = {
     "sshd": SSHD,
     "prometheus": PROMETHEUS,
     "tcpdump": TCPDUMP,
+    "usrsctp": USRSCTP,
     "chromium": CHROMIUM,
 }
 PAUSES_S = 0, 5, 20, 60, 0  # after each attempt: a name server may not answer for a moment
@@ -87,6 +89,13 @@ class Unpacked:
     def program(self, name: str) -> Path:
         """Return a program's file; LabError if none of the packages has it."""
         for folder in ("usr/bin", "usr/sbin", "usr/lib/podman"):
+            if (path := self.root / folder / name).exists():
+                return path
+        raise LabError(f"{name}: none of the packages in {self.root} has it")
+
+    def library(self, name: str) -> Path:
+        """Return a library's file; LabError if none of the packages has it."""
+        for folder in LIBRARIES:
             if (path := self.root / folder / name).exists():
                 return path
         raise LabError(f"{name}: none of the packages in {self.root} has it")

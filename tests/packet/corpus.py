@@ -15,6 +15,7 @@ from scapy.layers.inet6 import (
     IPv6ExtHdrHopByHop,
     IPv6ExtHdrRouting,
 )
+from scapy.layers.sctp import SCTPChunkInit, SCTPChunkParamIPv4Addr, SCTPChunkParamIPv6Addr
 from scapy.packet import Packet, Raw
 
 from tests.packet import craft, expect
@@ -22,6 +23,7 @@ from tests.packet.craft import BACKEND_MAC, LOCAL_MAC, NODE2_MAC, NODE_MAC, POD_
 from tests.packet.world import (
     MAGLEV,
     ROUTABLE,
+    SCTP,
     SOURCE_RANGE,
     TC_EGRESS,
     TC_INGRESS,
@@ -67,12 +69,13 @@ def build(world: World) -> Scene:
     scene = Scene(world)
     for fam in craft.FAMILIES.values():
         scene.snat |= {fam.packed(fam.node), fam.packed(fam.node2)}
-        for proto in (TCP, UDP):
+        for proto in (TCP, UDP, SCTP):
             _services(scene, fam, proto)
             _flows(scene, fam, proto)
             _insiders(scene, fam, proto)
             _trains(scene, fam, proto)
         _odd(scene, fam)
+        _chunks(scene, fam)
     return scene
 
 
@@ -228,3 +231,19 @@ def _odd(scene: Scene, fam: Family) -> None:
     for packet in packets:
         scene.add("odd", craft.frame(packet), lb0, XDP, TC_INGRESS)
         scene.add("odd", craft.frame(packet, src=NODE_MAC, dst=ROUTER_MAC), lb0, TC_EGRESS)
+
+
+def _chunks(scene: Scene, fam: Family) -> None:
+    """Add what SCTP alone has: each kind of chunk, several in a packet, and an INIT that lists addresses."""
+    lb0 = scene.world.net.lb0
+    own, other = (
+        SCTPChunkParamIPv4Addr(addr=each) if fam.version == 4 else SCTPChunkParamIPv6Addr(addr=each)
+        for each in (fam.client, fam.client2)
+    )
+    inits = [SCTPChunkInit(init_tag=9, params=params) for params in ([own], [own, other], [own] * 30)]
+    kinds = [craft.chunk(kind)[1] for kind in ("S", "SA", "echo", "cookie-ack", "A", "R", "complete")]
+    for chunk in (*kinds, *inits, craft.chunk("echo")[1] / craft.chunk("A")[1]):
+        for sport in (40000, 40900):
+            packet = craft.sctp(fam, fam.client, sport, fam.vip, PORTS["mixed"], chunk, tag=craft.BACKEND_TAG)
+            scene.add("chunk", craft.frame(packet), lb0, XDP, TC_INGRESS)
+            scene.add("chunk", craft.frame(packet, src=NODE_MAC, dst=ROUTER_MAC), lb0, TC_EGRESS)

@@ -21,6 +21,16 @@ from scapy.layers.inet6 import (  # noqa: E402
     IPv6,
 )
 from scapy.layers.l2 import Dot1Q, Ether  # noqa: E402
+from scapy.layers.sctp import (  # noqa: E402
+    SCTP,
+    SCTPChunkAbort,
+    SCTPChunkCookieAck,
+    SCTPChunkCookieEcho,
+    SCTPChunkData,
+    SCTPChunkInit,
+    SCTPChunkInitAck,
+    SCTPChunkShutdownComplete,
+)
 from scapy.packet import Packet, Raw  # noqa: E402
 
 NODE_MAC = "02:00:00:00:00:01"  # lb0
@@ -135,10 +145,47 @@ def udp(
     return fam.ip(src, dst, **kw) / UDP(sport=sport, dport=dport, chksum=chksum) / Raw(load)
 
 
+CLIENT_TAG, BACKEND_TAG = 0x11223344, 0xA1B2C3D4  # initiate tags of an association's sides
+
+
+def chunk(kind: str, load: bytes = b"x" * 40) -> tuple[int, Packet]:
+    """Return a chunk of an association, and the verification tag of its packet.
+
+    Kinds: TCP's letters for what means the same, as the tests of all protocols use them, or the kind itself.
+    """
+    chunks: dict[str, tuple[int, Packet]] = {
+        "S": (0, SCTPChunkInit(init_tag=CLIENT_TAG, a_rwnd=65536, n_out_streams=10, n_in_streams=10, init_tsn=1)),
+        "SA": (
+            CLIENT_TAG,
+            SCTPChunkInitAck(init_tag=BACKEND_TAG, a_rwnd=65536, n_out_streams=10, n_in_streams=10, init_tsn=1),
+        ),
+        "echo": (BACKEND_TAG, SCTPChunkCookieEcho(cookie=b"cookie" * 8)),
+        "cookie-ack": (CLIENT_TAG, SCTPChunkCookieAck()),
+        "A": (BACKEND_TAG, SCTPChunkData(data=load, beginning=1, ending=1, tsn=1)),
+        "<A": (CLIENT_TAG, SCTPChunkData(data=load, beginning=1, ending=1, tsn=1)),
+        "R": (BACKEND_TAG, SCTPChunkAbort()),
+        "<R": (CLIENT_TAG, SCTPChunkAbort()),
+        "complete": (BACKEND_TAG, SCTPChunkShutdownComplete()),
+    }
+    return chunks[kind]
+
+
+def sctp(
+    fam: Family, src: str, sport: int, dst: str, dport: int, kind: str | Packet = "S", *,
+    tag: int | None = None, load: bytes = b"x" * 40, chksum: int | None = None, **kw: Any,
+) -> Packet:  # fmt: skip
+    """Return an IP/SCTP packet with one chunk: one of `chunk()` by its kind, or the caller's."""
+    usual, inner = chunk(kind, load) if isinstance(kind, str) else (0, kind)
+    head = SCTP(sport=sport, dport=dport, tag=usual if tag is None else tag, chksum=chksum)
+    return fam.ip(src, dst, **kw) / head / inner
+
+
 def segment(fam: Family, proto: int, src: str, sport: int, dst: str, dport: int, flags: str = "S", **kw: Any) -> Packet:
-    """Return a TCP segment or, for UDP, a datagram (flags left out)."""
+    """Return a TCP segment; for UDP a datagram (flags left out), for SCTP a packet whose chunk means the same as the flags."""
     if proto == socket.IPPROTO_UDP:
         return udp(fam, src, sport, dst, dport, **kw)
+    if proto == socket.IPPROTO_SCTP:
+        return sctp(fam, src, sport, dst, dport, flags if flags in ("S", "SA", "R") else "A", **kw)
     return tcp(fam, src, sport, dst, dport, flags, **kw)
 
 
@@ -161,7 +208,7 @@ def recomputed(packet: Packet) -> bytes:
     layer: Packet | None = fresh
     while layer is not None and not str(layer.name).endswith(("in ICMP", "in ICMPv6")):
         for name in ("chksum", "cksum"):
-            if name in layer.fields and not (layer.name == "UDP" and layer.chksum == 0):
+            if name in layer.fields and not (layer.name in ("UDP", "SCTP") and layer.chksum == 0):
                 delattr(layer, name)
         layer = layer.payload or None
     return bytes(fresh)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from scapy.layers.inet import IP, TCP, UDP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
+from scapy.layers.sctp import SCTP
 
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, wire
@@ -30,7 +31,7 @@ def translated(
         ip.ttl -= hop
     else:
         ip.hlim -= hop
-    ports = packet.getlayer(TCP) or packet.getlayer(UDP)
+    ports = packet.getlayer(TCP) or packet.getlayer(UDP) or packet.getlayer(SCTP)
     if ports is not None:
         ports.sport = ports.sport if sport is None else sport
         ports.dport = ports.dport if dport is None else dport

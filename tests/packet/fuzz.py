@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from scapy.layers.inet import IP, in4_chksum
 from scapy.layers.inet6 import IPv6, in6_chksum
+from scapy.layers.sctp import crc32c as scapy_crc32c
 from scapy.utils import checksum as scapy_checksum
 
 from lbagent.maps.reasons import Reason
@@ -32,9 +33,10 @@ EPOCH = 20_000  # packets after which the world is emptied: tables full of odd f
 SAMPLE = 997  # of the translated packets one in so many is held against scapy
 CHURN = 250  # packets between two changes of backends or next hops
 WEIGHTED = (
-    "request", "request", "request", "reply", "reply", "error", "error", "odd", "odd", "inside", "inside", "train",
+    "request", "request", "request", "reply", "reply", "error", "error", "odd", "odd", "inside", "inside", "train", "chunk",
 )  # fmt: skip  # shares of the seeds
 NEVER = (Reason.DROP_INTERNAL, Reason.DROP_MISSING_BACKEND)  # counted only when we are wrong
+ABORTS = (6, 14)  # SCTP's ABORT and SHUTDOWN COMPLETE
 VALID: dict[bool, set[int]] = {
     True: {Xdp.DROP, Xdp.PASS, Xdp.TX, Xdp.REDIRECT},
     False: {Tc.UNSPEC, Tc.OK, Tc.SHOT, Tc.REDIRECT},
@@ -108,6 +110,9 @@ class Checker:
         if after.icmp is not None:
             if not frame[before.l2 :].startswith(out[after.l4 + 8 : after.end]):
                 raise Bad("an answer that quotes something else")
+        elif after.proto == wire.SCTP:
+            if out[after.l4 + 12] not in ABORTS:
+                raise Bad("an answer of SCTP that is no ABORT")
         elif after.proto != wire.TCP or not out[after.l4 + 13] & 4:
             raise Bad("an answer that is neither ICMP nor RST")
 
@@ -132,18 +137,20 @@ class Checker:
         scene = self.scene
         if before.first and frame[before.l4 + 4 : before.l4 + 6] != out[after.l4 + 4 : after.l4 + 6]:
             raise Bad("the L4 header was changed")
-        skip = 18 if before.proto == wire.TCP else 8
+        skip = {wire.TCP: 18, wire.SCTP: 12}.get(before.proto, 8)
         if before.first and wire.l4_bytes(frame, before)[skip:] != wire.l4_bytes(out, after)[skip:]:
             raise Bad("the payload was changed")
         if after.ttl != before.ttl - hops:
             raise Bad(f"hop count {before.ttl} became {after.ttl}")
         if before.proto == wire.TCP and ("tcp" in before.bad) != ("tcp" in after.bad):
             raise Bad("a wrong TCP checksum was made right")
+        if before.proto == wire.SCTP:
+            self._crc(before, frame, after, out)
         if not before.first:
             self._later(before, after)
             return
         source, target = (after.src, after.sport, after.proto), (after.dst, after.dport, after.proto)
-        reset = before.proto == wire.TCP and frame[before.l4 + 13] & 4
+        reset = frame[before.l4 + 13] & 4 if before.proto == wire.TCP else before.proto == wire.SCTP and frame[before.l4 + 12] in ABORTS
         if reset and target in self.former:
             self.seen["farewells"] += 1  # also to a backend that was removed: it may still run
         elif target in scene.backends:
@@ -162,6 +169,14 @@ class Checker:
                 raise Bad(f"a reply for the flow {opened}")
         else:
             raise Bad(f"from {source} to {target}: neither backend nor client")
+
+    def _crc(self, before: wire.Wire, frame: bytes, after: wire.Wire, out: bytes) -> None:
+        """A wrong CRC stays wrong, and 0 stays 0."""
+        if ("sctp" in before.bad) != ("sctp" in after.bad):
+            raise Bad("a wrong SCTP checksum was made right")
+        if (frame[before.l4 + 8 : before.l4 + 12] == bytes(4)) != (out[after.l4 + 8 : after.l4 + 12] == bytes(4)):
+            raise Bad("an SCTP packet lost or got its checksum")
+        self.seen["associations"] += 1
 
     def _cut(self, frame: bytes, before: wire.Wire, out: bytes, after: wire.Wire) -> None:
         """The last fragment of a datagram without DF: the end of what came in, for an address that it may be for."""
@@ -208,6 +223,11 @@ def against_scapy(frame: bytes) -> None:
         if not 8 <= length <= len(segment) or not any(segment[6:8]):
             return
         segment = segment[:length]
+    if seen.proto == wire.SCTP:
+        covered = segment[:8] + bytes(4) + segment[12:]
+        if any(segment[8:12]) and scapy_crc32c(covered) != int.from_bytes(segment[8:12], "big"):
+            raise Bad("scapy computes another CRC32c")
+        return
     if seen.proto == wire.ICMP:
         found = scapy_checksum(segment)
     elif seen.family == 4:

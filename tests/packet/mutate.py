@@ -247,6 +247,9 @@ def mend(frame: bytes) -> bytes:
         size = (out[seen.l2] & 15) * 4
         out[seen.l2 + 10 : seen.l2 + 12] = b"\0\0"
         struct.pack_into("!H", out, seen.l2 + 10, wire.checksum(bytes(out[seen.l2 : seen.l2 + size])))
+    if seen.bad[-1] == "sctp":
+        out[seen.l4 + 8 : seen.l4 + 12] = bytes(4)
+        out[seen.l4 + 8 : seen.l4 + 12] = wire.crc32c(bytes(out[seen.l4 : seen.end])).to_bytes(4, "little")
     offset = {"tcp": 16, "udp": 6, "icmp": 2}.get(seen.bad[-1])
     if offset is not None:
         pseudo = seen.src + seen.dst + struct.pack("!II", seen.end - seen.l4, seen.proto)

@@ -8,11 +8,10 @@ import pytest
 from scapy.layers.inet import ICMP, IP, IPOption_NOP
 from scapy.layers.inet6 import ICMPv6EchoRequest, ICMPv6ND_NS, IPv6, IPv6ExtHdrDestOpt, IPv6ExtHdrFragment
 from scapy.layers.l2 import ARP, Ether
-from scapy.layers.sctp import SCTP, SCTPChunkInit
 from scapy.packet import Packet, Raw
 
 from lbagent.maps.reasons import Reason
-from tests.packet import craft, expect, table, wire
+from tests.packet import craft, expect, table
 from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family
 from tests.packet.world import ROUTABLE, TC_EGRESS, TC_INGRESS, TCP, TYPE_LOAD_BALANCER, UDP, XDP, World
 
@@ -100,13 +99,12 @@ def test_protocols_we_do_not_balance(served: World, fam: Family, hook: str, prot
     expect.untouched(served.run(hook, frame), frame)
 
 
-def test_frontend_of_sctp_passes(world: World, fam: Family, hook: str) -> None:
-    """Even with a frontend in the maps SCTP is left to the stack, and no flow is made: no program can write its checksum."""
-    world.service(fam, fam.vip, 80, wire.SCTP, [world.backend(fam, fam.remote(1), 8080, wire.SCTP)])
-    chunk = SCTP(sport=40000, dport=80) / SCTPChunkInit(init_tag=1)
-    frame = craft.frame(fam.ip(fam.client, fam.vip) / chunk)
-    expect.untouched(world.run(hook, frame), frame)
-    assert not table.flows(world, fam)
+def test_sctp_to_other_frontends(served: World, fam: Family, hook: str) -> None:
+    """A frontend of TCP or UDP is none of SCTP."""
+    for kind in ("S", "A", "R"):
+        frame = craft.frame(craft.sctp(fam, fam.client, 40000, fam.vip, 80, kind))
+        expect.untouched(served.run(hook, frame), frame)
+    assert not table.flows(served, fam)
 
 
 def test_frame_for_another_mac(served: World, fam: Family, hook: str) -> None:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from lbagent.maps.specs import Sizes
     from tests.packet.net import Net
 
-TCP, UDP = 6, 17
+TCP, UDP, SCTP = 6, 17, 132
+_L4 = {TCP: PathL4.TCP, UDP: PathL4.UDP, SCTP: PathL4.SCTP}
 FOR_EVER = 1 << 62  # ticks: ages are right, as after a sweep
 RANDOM, MAGLEV = 1, 2
 TYPE_CLUSTER_IP, TYPE_NODE_PORT, TYPE_LOAD_BALANCER = 0, 2, 0x20
@@ -238,7 +239,7 @@ class World:
             nexthop = self.nexthop(*hop)
         flags = PathFlag.LIVE | (PathFlag.LOCAL if local else 0) | (PathFlag.HOST if host else 0)
         flags |= PathFlag.KEEPS_POD if keeps_pod else 0
-        flags |= (PathL4.UDP if proto == UDP else PathL4.TCP) << PATH_L4_SHIFT
+        flags |= _L4[proto] << PATH_L4_SHIFT
         flags |= PathFlag.SELECTABLE if (state == STATE_ACTIVE if selectable is None else selectable) else 0
         if not port:  # of a range of ports: packets keep theirs
             flags &= ~PathFlag.LIVE
@@ -246,7 +247,7 @@ class World:
         self.path(row, flags=flags, nexthop=nexthop, mtu=mtu, gen=gen)
         if local or keeps_pod:
             self.filter("source", family.packed(address))
-            if not host:
+            if not host and proto != SCTP:
                 self.filter("direct", family.packed(address))
             if proto == UDP and not host:
                 self.filter("datagram", family.packed(address))
@@ -255,7 +256,7 @@ class World:
     def extra_snat(self, row: BackendRow, number: int, snat: str, *, gen: int = 1, selectable: bool = True) -> int:
         """Let the flows of a remote backend be sent from an extra SNAT address as well; return the id that they have then."""
         flags = PathFlag.LIVE | (PathFlag.SELECTABLE if selectable else 0)
-        flags |= (PathL4.UDP if row.proto == UDP else PathL4.TCP) << PATH_L4_SHIFT
+        flags |= _L4[row.proto] << PATH_L4_SHIFT
         hop = self.nexthop(self.net.lb1, craft.BACKEND_MAC, craft.NODE2_MAC) | number << 12
         ident = row.id + number * (self.sizes.backends // 5)
         self.path(replace(row, id=ident), flags=flags, nexthop=hop, gen=gen, snat=snat)

@@ -2,7 +2,7 @@
 
 A generation is the programs of one artifact and one settings record, of the contexts (bpf/hooks.py) that are in use; those of
 another context may come later. It has maps of its own, which no other generation uses: `lb_config` (frozen, folded into the
-instructions) and the two tail call arrays. An entry program reaches only tail calls of its own generation, so old and new may
+instructions), `lb_crc32c` (frozen) and the two tail call arrays. An entry program reaches only tail calls of its own generation, so old and new may
 run side by side while the links are being updated one by one. Tables with flows and services are shared by all generations
 and belong to maps/kernel_maps.py.
 """
@@ -29,6 +29,7 @@ from lbagent.kernel import bpf_map, bpf_prog, features
 from lbagent.kernel.kernel_error import kernel_error, kernel_errors
 from lbagent.kernel.opcodes import SET_RETVAL
 from lbagent.maps import layout
+from lbagent.maps.crc32c import shift_tables
 from lbagent.maps.event_layout import EVENT_MAP
 from lbagent.maps.lbmaps import GENERATION_MAPS
 from lbagent.maps.pins import create_map
@@ -160,9 +161,10 @@ def _create_generation_maps(fds: dict[str, int], config: bytes) -> None:
     specs = map_specs()
     for name in GENERATION_MAPS:
         fds[name] = create_map(specs[name])
-    with kernel_errors("write and freeze", "lb_config"):
-        bpf_map.map_update(fds["lb_config"], bytes(4), config)
-        bpf_map.map_freeze(fds["lb_config"])
+    for name, record in (("lb_config", config), ("lb_crc32c", shift_tables())):
+        with kernel_errors("write and freeze", name):
+            bpf_map.map_update(fds[name], bytes(4), record)
+            bpf_map.map_freeze(fds[name])
 
 
 @contextlib.contextmanager

@@ -99,7 +99,7 @@ def _tuple(question: PacketQuestion) -> packet_frame.Tuple:
     """Return the addresses of a question. Raises ConfigError."""
     protocol = packet_frame.PROTOCOLS.get(question.protocol.lower())
     if protocol is None:
-        raise ConfigError(f"DST: unknown protocol {question.protocol!r}; there are TCP, UDP and ICMP")
+        raise ConfigError(f"DST: unknown protocol {question.protocol!r}; there are TCP, UDP, SCTP and ICMP")
     if protocol == packet_frame.ICMP:
         return _ping(question)
     ends = []

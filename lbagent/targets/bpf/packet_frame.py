@@ -1,6 +1,6 @@
-"""Ethernet frames of TCP and UDP packets, and of pings, as bytes: made from addresses, and read back. Pure.
+"""Ethernet frames of TCP, UDP and SCTP packets, and of pings, as bytes: made from addresses, and read back. Pure.
 
-Ports and lengths are host order; addresses are packed. Source: RFC 791, 8200, 9293, 768, 1071; IEEE 802.1Q.
+Ports and lengths are host order; addresses are packed. Source: RFC 791, 8200, 9293, 768, 9260, 1071; IEEE 802.1Q.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ import struct
 from typing import NamedTuple
 
 from lbagent.errors import ConfigError
+from lbagent.maps.crc32c import crc32c
 from lbagent.model.family import Family
 
-TCP, UDP, ICMP, ICMP6 = 6, 17, 1, 58
-PROTOCOLS = {"tcp": TCP, "udp": UDP, "icmp": ICMP}  # icmp: a ping, of either family
-_NAMES = {TCP: "tcp", UDP: "udp", ICMP: "icmp", ICMP6: "icmp6", 132: "sctp"}
+TCP, UDP, ICMP, ICMP6, SCTP = 6, 17, 1, 58, 132
+PROTOCOLS = {"tcp": TCP, "udp": UDP, "sctp": SCTP, "icmp": ICMP}  # icmp: a ping, of either family
+_NAMES = {TCP: "tcp", UDP: "udp", ICMP: "icmp", ICMP6: "icmp6", SCTP: "sctp"}
 _TYPE = {Family.IPV4: 0x0800, Family.IPV6: 0x86DD}
 _VLAN_TYPES = (0x8100, 0x88A8)
-_PLAIN4, _TYPE6, _TCP_OR_UDP = (
+_PLAIN4, _TYPE6, _WITH_PORTS = (
     b"\x08\x00\x45",
     b"\x86\xdd",
-    (b"\x06", b"\x11"),
+    (b"\x06", b"\x11", b"\x84"),
 )  # of frames whose fields have fixed places
 _EXTENSIONS = (0, 43, 44, 60)  # IPv6 headers that may be before L4
 FLAG_LETTERS = "FSRPAU"  # bit 0 and up
@@ -28,6 +29,8 @@ TTL = 64
 MAX_FRAME = 3_400  # bytes that BPF_PROG_TEST_RUN takes: a page without head and tail room
 GROUP_BIT = 1
 _HEAD = 14  # bytes of an Ethernet header
+_L4_HEADS = {TCP: 20, SCTP: 32}  # bytes that each packet has; of the other protocols 8
+_INIT = struct.pack(">BBHIIHHI", 1, 0, 20, 1, 65536, 10, 10, 1)  # SCTP's chunk that opens an association, of tag 1
 
 
 class Endpoints(NamedTuple):
@@ -73,11 +76,11 @@ def flag_bits(text: str) -> int:
 def make_frame(to: Tuple, macs: bytes, *, flags: int = 2, length: int = 0) -> bytes:
     """Return a frame with right checksums; `macs`: destination and source; `length`: of the whole frame, 0: the least.
 
-    Raises ConfigError where that is too little or too much.
+    Of SCTP it is an INIT. Raises ConfigError where that is too little or too much.
     """
     family = Family.of(to.source)
-    head = (20 if family is Family.IPV4 else 40) + (20 if to.protocol == TCP else 8) + 14
-    payload = max(0, length - head) if length else (0 if to.protocol == TCP else MIN_PAYLOAD)
+    head = (20 if family is Family.IPV4 else 40) + _L4_HEADS.get(to.protocol, 8) + 14
+    payload = max(0, length - head) if length else (0 if to.protocol in _L4_HEADS else MIN_PAYLOAD)
     if length and not head <= length <= MAX_FRAME:
         raise ConfigError(f"--length {length}: a frame of this packet has {head} to {MAX_FRAME} bytes")
     if to.protocol == TCP:
@@ -88,15 +91,20 @@ def make_frame(to: Tuple, macs: bytes, *, flags: int = 2, length: int = 0) -> by
         at = 16
     elif to.protocol in (ICMP, ICMP6):
         segment, at = struct.pack(">BBHHH", 8 if to.protocol == ICMP else 128, 0, 0, 1, 1), 2
+    elif to.protocol == SCTP:
+        segment = struct.pack(">HHII", to.source_port, to.destination_port, 0, 0) + _INIT
     else:
         segment = struct.pack(">HHHH", to.source_port, to.destination_port, 8 + payload, 0)
         at = 6
     segment += bytes(payload)
-    pseudo = to.source + to.destination + struct.pack(">II", len(segment), to.protocol)
-    if to.protocol == ICMP:
-        pseudo = b""  # RFC 792: its checksum covers no addresses
-    total = internet_checksum(pseudo + segment) or 0xFFFF
-    segment = segment[:at] + total.to_bytes(2, "big") + segment[at + 2 :]
+    if to.protocol == SCTP:
+        segment = segment[:8] + crc32c(segment).to_bytes(4, "little") + segment[12:]
+    else:
+        pseudo = to.source + to.destination + struct.pack(">II", len(segment), to.protocol)
+        if to.protocol == ICMP:
+            pseudo = b""  # RFC 792: its checksum covers no addresses
+        total = internet_checksum(pseudo + segment) or 0xFFFF
+        segment = segment[:at] + total.to_bytes(2, "big") + segment[at + 2 :]
     if family is Family.IPV4:
         ip = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(segment), 0, 0x4000, TTL, to.protocol, 0)
         ip += to.source + to.destination
@@ -140,7 +148,7 @@ def read_frame(frame: bytes) -> Endpoints:
 
 
 def _with_ports(found: Endpoints, l4: bytes) -> Endpoints:
-    if found.protocol not in (TCP, UDP, 132) or len(l4) < 4:
+    if found.protocol not in (TCP, UDP, SCTP) or len(l4) < 4:
         return found
     source, destination = struct.unpack(">HH", l4[:4])
     flags = l4[13] & 0x3F if found.protocol == TCP and len(l4) > 13 else 0
@@ -148,10 +156,10 @@ def _with_ports(found: Endpoints, l4: bytes) -> Endpoints:
 
 
 def flow_bytes(frame: bytes) -> bytes | None:
-    """Return protocol, addresses and ports of a TCP or UDP frame without tags, options, extension headers and fragments."""
-    if frame[12:15] == _PLAIN4 and not frame[20] & 0x3F and not frame[21] and frame[23:24] in _TCP_OR_UDP:
+    """Return protocol, addresses and ports of a TCP, UDP or SCTP frame without tags, options, extension headers and fragments."""
+    if frame[12:15] == _PLAIN4 and not frame[20] & 0x3F and not frame[21] and frame[23:24] in _WITH_PORTS:
         return frame[23:24] + frame[26:38]
-    if frame[12:14] == _TYPE6 and frame[20:21] in _TCP_OR_UDP:
+    if frame[12:14] == _TYPE6 and frame[20:21] in _WITH_PORTS:
         return frame[20:21] + frame[22:58]
     return None
 

@@ -22,6 +22,8 @@ ADVICE: dict[Reason, str] = {
     _R.REJECT_SERVICE_GONE: "the Service of this flow was removed",
     _R.ANSWER_TOO_BIG: "it is larger than the MTU of the way to its backend; the answer has the size that fits",
     _R.ANSWER_TTL: "its hop count ends here; is there a loop of routes?",
+    _R.REJECT_SCTP_MULTIHOMING: "its INIT lists another address than its source, which would reach backend and client past this node; bind "
+    "the client to one address",
     _R.DROP_NO_BACKEND: "an answer to it is not possible: its source cannot be answered, or --reject-rate is used up; of a ping: "
     "no frontend of the address takes new flows",
     _R.DROP_SOURCE_RANGE: "add the client to loadBalancerSourceRanges of the Service if it may use it",
@@ -31,6 +33,8 @@ ADVICE: dict[Reason, str] = {
     _R.DROP_FLOW_LIMIT: "the Service, or each of its backends, has as many flows on this node as lbagent.io/max-flows or "
     "max-flows-per-backend allows",
     _R.DROP_FLOW_RATE: "more new flows came in a second than lbagent.io/new-flow-rate allows",
+    _R.DROP_SCTP_UNKNOWN: "an association begins by an INIT, and this packet belongs to none that this node has; the client has to "
+    "connect again",
     _R.DROP_SNAT_EXHAUSTED: "all SNAT ports to this backend are in use; widen --snat-ports, or add a --snat-address",
     _R.DROP_RACE: "other CPUs changed the same bucket of the flow table at the same time; the sender's next try succeeds",
     _R.DROP_NO_NEIGHBOR: "there is no way to the destination: look at its route and neighbour (`ip route get`, `ip neigh`) and at "

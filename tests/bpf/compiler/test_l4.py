@@ -55,9 +55,8 @@ def test_header_and_checksum_are_where_the_wire_has_them(program: int, protocol:
 
 
 def test_what_is_balanced_and_what_passes(program: int) -> None:
-    """SCTP has its bits, and passes."""
     answers = [ask(program, proto) for proto in range(256)]
-    assert {proto for proto in range(256) if answers[proto][5]} == {L4Type.TCP.number, L4Type.UDP.number}
+    assert {proto for proto in range(256) if answers[proto][5]} == {kind.number for kind in LAYERS}
     assert {proto for proto in range(256) if answers[proto][6]} == {L4Type.UDP.number}
     assert not any(answer[7] for answer in answers)
     assert {proto for proto in range(256) if answers[proto][8]} == ICMP

@@ -61,6 +61,8 @@ AI u64 event_headers(const struct lb_pkt *pk, const u8 *data, const u8 *end)
 			size = TCP_HLEN;
 	} else if (pk->proto == PROTO_UDP || pk->proto == PROTO_ICMP_FAMILY) {
 		size = UDP_HLEN;
+	} else if (pk->proto == PROTO_SCTP) {
+		size = SCTP_MIN_HLEN; /* the first chunk's kind, none of its contents */
 	}
 	return L4_OFF(pk) + size;
 }

@@ -43,7 +43,7 @@ AI u64 l4_number(u64 l4)
 /* Is it a protocol that lbagent balances? */
 AI bool l4_is_supported(u8 proto)
 {
-	return proto == PROTO_TCP || proto == PROTO_UDP;
+	return proto == PROTO_TCP || proto == PROTO_UDP || proto == PROTO_SCTP;
 }
 
 /* Returns the bytes of a header without options. */
@@ -52,7 +52,7 @@ AI u64 l4_hlen(u64 l4)
 	return L4_TABLE(l4, TCP_HLEN, UDP_HLEN, SCTP_HLEN);
 }
 
-/* Returns the offset of the checksum in the header, bytes. That of SCTP is a CRC32c, four bytes wide. */
+/* Returns the offset of the checksum in the header, bytes. That of SCTP is a CRC32c, four bytes wide (crc32c.h). */
 AI u64 l4_csum_at(u64 l4)
 {
 	return L4_TABLE(l4, TCP_CSUM, UDP_CSUM, SCTP_CSUM);

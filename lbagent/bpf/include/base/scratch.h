@@ -59,6 +59,7 @@ struct lb_scratch {
 	u8 has_rules;       /* RULES_*: does the flow's Service have rules? */
 	u8 event_reason;    /* CALL_EVENT: the verdict's reason, and the verdict */
 	u8 event_verdict;
+	u8 sctp_refusal;    /* SCTP: why the packet opens no flow, a reason; 0: it is an INIT that may */
 };
 
 _Static_assert(sizeof(struct lb_scratch) <= SCRATCH_SIZE, "lb_scratch holds lb_scratch");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the wire formats: lengths, field offsets (bytes from the start of their header) and numbers of Ethernet, IPv4,
- * IPv6, TCP, UDP and ICMP. Numbers of two bytes that are compared with a field as loaded from memory are in network byte order
+ * IPv6, TCP, UDP, SCTP and ICMP. Numbers of two bytes that are compared with a field as loaded from memory are in network byte order
  * (HTONS).
  */
 #pragma once
@@ -103,8 +103,31 @@
 #define TCP_ACK 0x10
 #define UDP_CSUM 6
 #define UDP_HLEN 8
-#define SCTP_CSUM 8 /* RFC 9260: CRC32c */
+
+/* SCTP (RFC 9260): a common header, then chunks. Ports are at the place of TCP's. */
+#define SCTP_TAG 4  /* verification tag */
+#define SCTP_CSUM 8 /* CRC32c of the whole packet */
 #define SCTP_HLEN 12
+#define SCTP_CHUNK_HLEN 4
+#define SCTP_CHUNK_FLAGS 1
+#define SCTP_CHUNK_LEN 2
+#define SCTP_MIN_HLEN (SCTP_HLEN + SCTP_CHUNK_HLEN) /* bytes up to the end of the first chunk's header */
+#define SCTP_INIT 1
+#define SCTP_INIT_ACK 2
+#define SCTP_ABORT 6
+#define SCTP_SHUTDOWN_ACK 8
+#define SCTP_ERROR 9
+#define SCTP_COOKIE_ECHO 10
+#define SCTP_COOKIE_ACK 11
+#define SCTP_SHUTDOWN_COMPLETE 14
+#define SCTP_TAG_REFLECTED 1 /* bit T: the verification tag is the one that the other side would send */
+#define SCTP_INITIATE_TAG (SCTP_HLEN + 4) /* of INIT and INIT ACK, from the common header */
+#define SCTP_INIT_HLEN 20                 /* bytes of an INIT chunk before its parameters */
+#define SCTP_PARAM_LEN 2
+#define SCTP_PARAM_HLEN 4
+#define SCTP_PARAM_IP4 HTONS(5)
+#define SCTP_PARAM_IP6 HTONS(6)
+#define SCTP_PARAM_HOST_NAME HTONS(11)
 
 /* ICMP (RFC 792) and ICMPv6 (RFC 4443). */
 #define ICMP_TYPE 0

@@ -9,6 +9,9 @@
  *   bit 14: TCP, not answered: the backend may have a connection of this flow from before the client's SYN
  *   bits 0-13: of TCP the low bits of the number by which the client acknowledges that SYN-ACK; of UDP the tick of the reply
  *
+ * SCTP has the states of TCP: the first chunk of a packet counts as flags of TCP (sctp_flags()), the tag of the backend's INIT ACK as the
+ * number of its SYN-ACK, by which its client's COOKIE ECHO proves that it has received it.
+ *
  * After a RST has ended a TCP flow, two more bits beside the next hop record which side has sent a segment without SYN, FIN and RST since:
  *   bit 12: the client; bit 13: the backend. Both: the connection is alive, and the RST did not belong to it
  */
@@ -126,7 +129,7 @@ AI void udp_advance(struct ct_step *step, u64 now, bool from_backend)
 /* Applies a packet of the client or the backend to the state of a flow. */
 AI void ct_advance(struct ct_step *step, const struct lb_pkt *pk, u64 number, u64 now, bool from_backend)
 {
-	if (pk->proto == PROTO_TCP)
+	if (pk->proto != PROTO_UDP)
 		tcp_advance(step, pk, number, from_backend);
 	else
 		udp_advance(step, now, from_backend);

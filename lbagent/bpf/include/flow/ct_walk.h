@@ -115,7 +115,7 @@ AI bool ct_entry_may_move(const struct ct_entry *e)
  * flow had a backend; if a packet changes the flow meanwhile, it still has it. */
 AI bool ct_entry_end(const struct ct_entry *e, u64 opening)
 {
-	bool opens = !opening && V_STATE(e->value) == CT_NEW && OWNER_L4(e->owner) == L4_TCP;
+	bool opens = !opening && V_STATE(e->value) == CT_NEW && OWNER_L4(e->owner) != L4_UDP;
 
 	if (opens || !value_is_served(e->value, PATH_META(path_of(V_BACKEND(e->value)))))
 		return false;

@@ -27,8 +27,16 @@
 /* Values saved while the packet is reshaped. */
 struct lb_answer {
 	u32 l2[L2_COPY / 4];
-	u32 seq, ack; /* of the RST, network order */
-	u32 flags;    /* of the RST */
+	union {
+		struct {
+			u32 seq, ack; /* of the RST, network order */
+			u32 flags;    /* of the RST */
+		};
+		struct {
+			u32 sctp_tag;   /* of the ABORT, as loaded */
+			u32 sctp_chunk; /* the header of its chunk, as it lies in memory */
+		};
+	};
 };
 
 #define SUM_STEP 16 /* bytes */
@@ -129,6 +137,40 @@ AI bool answer_rst(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_answer 
 			return false;
 	}
 	*(u16 *)(tcp + TCP_CSUM) = sum;
+	return true;
+}
+
+/* The packet becomes an ABORT; true when it may be sent. */
+AI bool answer_abort(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_answer *a)
+{
+	u64 l3 = L3_OFF(pk), at = l3 + IP_HLEN, crc = CSUM_ONES;
+
+	if (!ctx_resize(ctx, at + SCTP_MIN_HLEN, 0))
+		return false;
+	u8 *data = CTX_DATA(ctx), *ip = data + l3, *sctp;
+
+	OPAQUE(ip); /* one base for both headers, or the verifier does not see that one check covers both */
+	sctp = ip + IP_HLEN;
+	if (data + L2_COPY > CTX_END(ctx) || sctp + SCTP_MIN_HLEN > CTX_END(ctx))
+		return false;
+	answer_write_l2(data, a);
+	answer_write_ip(ip, pk, SCTP_MIN_HLEN, PROTO_SCTP);
+	*(u32 *)(sctp + L4_SPORT) = nat_port_word(pk->dport, pk->sport);
+	*(u32 *)(sctp + SCTP_TAG) = a->sctp_tag;
+	*(u32 *)(sctp + SCTP_CSUM) = 0;
+	*(u32 *)(sctp + SCTP_HLEN) = a->sctp_chunk;
+	crc = crc32c_word(crc, nat_port_word(pk->dport, pk->sport));
+	crc = crc32c_word(crc, a->sctp_tag);
+	crc = crc32c_word(crc, 0);
+	crc = crc32c_word(crc, a->sctp_chunk) ^ CSUM_ONES;
+	if (HOOK_KERNEL_CSUM) {
+		if (ctx_csum_partial(ctx, at + SCTP_CSUM))
+			crc = 0; /* the device writes the whole */
+		sctp = CTX_DATA(ctx) + at;
+		if (sctp + SCTP_MIN_HLEN > CTX_END(ctx))
+			return false;
+	}
+	*(u32 *)(sctp + SCTP_CSUM) = crc;
 	return true;
 }
 

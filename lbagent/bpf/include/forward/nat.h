@@ -3,6 +3,7 @@
  * This file contains the tuple to which a packet is translated, and the change of its checksums. hook_write.h writes it.
  */
 #pragma once
+#include "crc32c.h"
 #include "csum.h"
 #include "parse.h"
 
@@ -53,4 +54,21 @@ AI u64 nat_diff(const u8 *l3, const struct lb_pkt *pk, const struct lb_tuple *to
 #else
 	return addr_sum2(&to->saddr, &to->daddr) + CSUM_ONES * 2 * ADDR_HALVES - nat_sum32(l3 + IP6_SADDR);
 #endif
+}
+
+/* The two ports of a header, as they lie in memory. */
+AI u32 nat_port_word(u16 sport, u16 dport)
+{
+	return sport | (u32)dport << 16;
+}
+
+/* Returns the checksum of a whole SCTP packet after its ports change. One of 0 stays: the device computes it, or its receiver wants
+ * none (RFC 9653). A wrong one stays wrong. */
+AI u32 nat_crc32c(u32 field, const struct lb_pkt *pk, const struct lb_tuple *to)
+{
+	u64 difference = nat_port_word(pk->sport, pk->dport) ^ nat_port_word(to->sport, to->dport);
+
+	if (UNLIKELY(!field))
+		return 0;
+	return field ^ crc32c_change(difference, pk->l3_len - (L4_OFF(pk) - L3_OFF(pk)));
 }

@@ -4,10 +4,12 @@
  * hook_write_NAME.h, which defines:
  *   nat_write(ctx, data, end, pk, to, hops)
  *       writes the tuple `to` into the packet `pk` describes and subtracts `hops` (0 or 1) from its TTL; `data`, `end`: those of
- *       the context. Returns -1 if the frame is too short
+ *       the context. Returns -1 if the frame is too short. Of an SCTP packet the checksum is as before: sctp_go() follows
  *   nat_write_plain(ctx, data, pk, to, hops, diff, sum)
  *       the same for a plain frame of PLAIN_HLEN bytes or more, whose L4 checksum changes by `sum`, its addresses by `diff`; with
  *       HOOK_KERNEL_CSUM neither is used or needs to be computed
+ *   nat_write_sctp(ctx, data, pk, to, hops, diff)
+ *       the same for a plain frame of SCTP, with its checksum
  *   NEXTHOP_IFINDEX(nh), nexthop_is_usable(nh)
  *       the device of a next hop; may this hook send to it? A retired one has no device
  *   macs_write(data, nh)

@@ -48,7 +48,7 @@ AI int nat_l4(u8 *l4, u8 *end, const struct lb_pkt *pk, const struct lb_tuple *t
 	} else if (pk->proto == PROTO_UDP) {
 		if (nat_csum(l4, end, PROTO_UDP, sum, plain))
 			return -1;
-	} else {
+	} else if (plain || pk->proto != PROTO_SCTP || l4 + SCTP_HLEN > end) {
 		return -1;
 	}
 	*(u16 *)(l4 + L4_SPORT) = to->sport;
@@ -76,6 +76,16 @@ AI int nat_write(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const 
 AI int nat_write_plain(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops, u64 diff, u64 sum)
 {
 	nat_l4(data + ETH_HLEN + IP_HLEN, 0, pk, to, sum, true);
+	nat_l3(data + ETH_HLEN, pk, to, diff, hops);
+	return 0;
+}
+
+AI int nat_write_sctp(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops, u64 diff)
+{
+	u8 *l4 = PLAIN_L4(data);
+
+	*(u32 *)(l4 + SCTP_CSUM) = nat_crc32c(*(u32 *)(l4 + SCTP_CSUM), pk, to);
+	*(u32 *)(l4 + L4_SPORT) = nat_port_word(to->sport, to->dport);
 	nat_l3(data + ETH_HLEN, pk, to, diff, hops);
 	return 0;
 }

@@ -72,7 +72,8 @@ AI u64 quote_header(const u8 *l3, const u8 *end, u8 *proto)
 }
 #endif
 
-/* Reads the quoted headers. Returns false if they are not those of a TCP or UDP packet of this family. */
+/* Reads the quoted headers. Returns false if they are not those of a TCP, UDP or SCTP packet of this family. SCTP's checksum is not
+ * corrected: a quote seldom has all that it covers, and its receiver looks at ports and tag alone. */
 AI bool quote_read(lb_ctx *ctx, const struct lb_pkt *pk, struct lb_quote *q)
 {
 	u64 at = L4_OFF(pk) + ICMP_HLEN, limit = L3_OFF(pk) + pk->l3_len, size;
@@ -96,7 +97,7 @@ AI bool quote_read(lb_ctx *ctx, const struct lb_pkt *pk, struct lb_quote *q)
 	q->pk.l3_off = at;
 	q->pk.l4_off = at + size;
 	q->check = at + size + l4_csum_at(l4_of(q->pk.proto));
-	if (q->check + 2 > limit || l4_csum_is_absent(q->pk.proto, *(u16 *)(l4 + UDP_CSUM)))
+	if (q->check + 2 > limit || q->pk.proto == PROTO_SCTP || l4_csum_is_absent(q->pk.proto, *(u16 *)(l4 + UDP_CSUM)))
 		q->check = 0;
 	return true;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
  * This file contains the record of a parsed packet and the parser of plain frames: Ethernet, an IP header without options or
- * extension headers, no fragment, TCP or UDP. Any other frame is for parse_full.h, which fills the same record.
+ * extension headers, no fragment, TCP or UDP. Any other frame is for parse_full.h, which fills the same record, or for sctp.h.
  */
 #pragma once
 #include "hook.h"
@@ -32,10 +32,11 @@ struct lb_pkt {
 	__be16 sport, dport; /* of a later fragment: the first one's; ICMP: 0 */
 	u16 l3_off, l4_off;  /* bytes from the start of the frame */
 	u8 proto;            /* L4 protocol after extension headers */
-	u8 tcp_flags;        /* 0 for UDP */
+	u8 tcp_flags;        /* 0 for UDP; SCTP: those of TCP that mean the same as its first chunk (sctp_flags()) */
 	u8 ttl;              /* TTL or hop limit */
 	u8 concern;          /* CONCERN_* */
 	u16 flags;           /* PKT_* */
+	u32 sctp_tag;        /* SCTP: what stands for TCP's numbers: pkt_number() */
 };
 
 /* On tc one frame may hold many segments. The MTU limits the size of a segment, which has all headers, with TCP options. `l4`: the
@@ -71,12 +72,15 @@ AI bool pkt_is_malformed(lb_ctx *ctx, const struct lb_pkt *pk)
 	return UNLIKELY(l4[TCP_DATA_OFFSET] < TCP_HLEN << 2);
 }
 
-/* Returns the number at TCP_SEQ or TCP_ACK_SEQ, host order; 0 where the frame has no TCP header. */
-AI u64 pkt_tcp_number(lb_ctx *ctx, const struct lb_pkt *pk, u64 at)
+/* Returns the number at TCP_SEQ or TCP_ACK_SEQ, host order; 0 where the frame has no TCP header. SCTP's tag serves the same end: a
+ * backend's INIT ACK has one, and each packet of its client repeats it. No meaning for UDP. */
+AI u64 pkt_number(lb_ctx *ctx, const struct lb_pkt *pk, u64 at)
 {
 	u8 *l4 = CTX_DATA(ctx) + L4_OFF(pk);
 
-	if (pk->proto != PROTO_TCP || pk->flags & PKT_LATER || l4 + TCP_HLEN > CTX_END(ctx))
+	if (pk->proto != PROTO_TCP)
+		return pk->sctp_tag;
+	if (pk->flags & PKT_LATER || l4 + TCP_HLEN > CTX_END(ctx))
 		return 0;
 	return HTONL(*(u32 *)(l4 + at));
 }
@@ -156,5 +160,5 @@ AI int pkt_kind(const u8 *data, u64 frame_len, const struct lb_pkt *pk)
 			return PKT_NOT_PLAIN;
 		return l3[IP_HLEN + 13] & (TCP_SYN | TCP_FIN | TCP_RST) ? PKT_TCP_CONTROL : PKT_PLAIN;
 	}
-	return l4_is_supported(pk->proto) && pk->l3_len >= IP_HLEN + l4_hlen(l4_of(pk->proto)) ? PKT_PLAIN : PKT_NOT_PLAIN;
+	return pk->proto == PROTO_UDP && pk->l3_len >= IP_HLEN + UDP_HLEN ? PKT_PLAIN : PKT_NOT_PLAIN;
 }

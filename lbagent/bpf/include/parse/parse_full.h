@@ -171,7 +171,10 @@ AI bool parse_full_l4(lb_ctx *ctx, const u8 *l4, const u8 *end, struct lb_pkt *p
 			return false;
 		pk->tcp_flags = l4[TCP_FLAGS];
 	}
-	pkt_segment_len(ctx, l4, pk);
+	if (UNLIKELY(pk->proto == PROTO_SCTP && CTX_GSO_SIZE(ctx))) /* packets that its sender has fitted to its path, in one frame */
+		pk->l3_len = L4_OFF(pk) - L3_OFF(pk) + SCTP_MIN_HLEN;
+	else
+		pkt_segment_len(ctx, l4, pk);
 	return true;
 }
 
@@ -192,8 +195,8 @@ AI u32 parse_full(lb_ctx *ctx, struct lb_pkt *pk, struct ip_info *info, u64 at)
 		return REASON_PASS_UNSUPPORTED;
 	if (proto_is_icmp(pk->proto))
 		return 0;
-	if (!l4_is_supported(pk->proto))
-		return REASON_PASS_UNSUPPORTED;
+	if (!l4_is_supported(pk->proto) || (pk->proto == PROTO_SCTP && pk->flags & PKT_FRAGMENT))
+		return REASON_PASS_UNSUPPORTED; /* the first fragment of an SCTP packet has its checksum, but not its length */
 	if (pk->flags & PKT_LATER) {
 		if (frag_ports(pk, info))
 			return 0;
@@ -213,6 +216,18 @@ AI bool parse_full_icmp_error(const u8 *l3, const u8 *end)
 	if (l3 + IP_HLEN + 1 > end || l3[IP_PROTO] != PROTO_ICMP_FAMILY)
 		return false;
 	return icmp_is_error(l3[IP_HLEN + ICMP_TYPE]);
+}
+
+/* Calls the program for a packet that is parsed. */
+AI int parse_full_leave(lb_ctx *ctx, const struct lb_pkt *pk)
+{
+	if (pk->concern & CONCERN_VIP)
+		lb_call(ctx, FAMILY_CALL(CALL_SLOW_PATH));
+	else if (pk->concern & CONCERN_SOURCE)
+		lb_call(ctx, FAMILY_CALL(CALL_REPLY));
+	else
+		lb_call(ctx, FAMILY_CALL(CALL_DIRECT));
+	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
 }
 
 AI int parse_full_main(lb_ctx *ctx)
@@ -260,11 +275,9 @@ AI int parse_full_main(lb_ctx *ctx)
 			lb_call(ctx, FAMILY_CALL(CALL_ICMP));
 		return verdict(ctx, REASON_PASS_UNSUPPORTED, LB_PASS);
 	}
-	if (pk->concern & CONCERN_VIP)
-		lb_call(ctx, FAMILY_CALL(CALL_SLOW_PATH));
-	else if (pk->concern & CONCERN_SOURCE)
-		lb_call(ctx, FAMILY_CALL(CALL_REPLY));
-	else
-		lb_call(ctx, FAMILY_CALL(CALL_DIRECT));
-	return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
+	if (UNLIKELY(pk->proto == PROTO_SCTP)) {
+		lb_call(ctx, FAMILY_CALL(CALL_SCTP_CHUNK));
+		return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
+	}
+	return parse_full_leave(ctx, pk);
 }

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
  *
- * This file contains the program's own answers: TCP RST, ICMP port unreachable, too big, time exceeded. Their source is the
+ * This file contains the programs' own answers: TCP RST, ICMP port unreachable, too big, time exceeded (the program CALL_ANSWER), and ABORT
+ * of SCTP (CALL_SCTP_ABORT, which it calls). Their source is the
  * packet's destination (the frontend), as if the service itself had answered, and they leave by the device that received the
  * packet.
  *
  * Input: scratch record with pk (nothing translated), answer = the reason, answer_mtu. At most CFG(reject_rate) answers per second
  * and CPU, with separate counts for rejections and path errors, so that a flood against a service without backends does not stop
  * PMTU discovery; packets beyond the limit are dropped. Never answered: group addresses, unspecified and loopback sources, later
- * fragments, RST. Callers never request an answer to an ICMP message.
+ * fragments, RST, and what ends an association of SCTP. Callers never request an answer to an ICMP message.
  */
 #pragma once
 #include "answer_write.h"
@@ -61,9 +62,37 @@ AI bool answer_event(lb_ctx *ctx, const struct lb_scratch *s)
 	return true;
 }
 
-/* The answer program: the packet becomes the answer of s->answer and goes back, or is dropped. Where XDP cannot send it back,
- * tc_after_xdp processes the packet again, and answers. */
-AI int answer_main(lb_ctx *ctx)
+/* Reads what an ABORT needs: for an INIT the tag that its sender wants to see, for any other packet that packet's own, with the bit that
+ * says so (RFC 9260 §8.4). A SHUTDOWN ACK gets a SHUTDOWN COMPLETE. False: it must not be answered. */
+AI bool answer_read_sctp(lb_ctx *ctx, const struct lb_pkt *pk, struct lb_answer *a)
+{
+	u8 *l4 = CTX_DATA(ctx) + L4_OFF(pk), *end = CTX_END(ctx), type;
+
+	if (!answer_read(ctx, pk, false, a) || l4 + SCTP_MIN_HLEN > end)
+		return false;
+	type = l4[SCTP_HLEN];
+	if (type == SCTP_ABORT || type == SCTP_SHUTDOWN_COMPLETE || type == SCTP_COOKIE_ACK || type == SCTP_ERROR)
+		return false;
+	a->sctp_chunk = (type == SCTP_SHUTDOWN_ACK ? SCTP_SHUTDOWN_COMPLETE : SCTP_ABORT) | HTONS(SCTP_CHUNK_HLEN) << 16;
+	if (type != SCTP_INIT) {
+		a->sctp_tag = *(u32 *)(l4 + SCTP_TAG);
+		a->sctp_chunk |= SCTP_TAG_REFLECTED << 8 * SCTP_CHUNK_FLAGS;
+		return true;
+	}
+	if (l4 + SCTP_INITIATE_TAG + sizeof(u32) > end)
+		return false;
+	a->sctp_tag = *(u32 *)(l4 + SCTP_INITIATE_TAG);
+	return a->sctp_tag != 0;
+}
+
+AI bool answer_read_as(lb_ctx *ctx, const struct lb_pkt *pk, u64 rst, struct lb_answer *a, const bool sctp)
+{
+	return sctp ? answer_read_sctp(ctx, pk, a) : answer_read(ctx, pk, rst, a);
+}
+
+/* Makes the packet the answer `s->answer` and sends it back, or drops it. Where XDP cannot send it back, tc_after_xdp processes the packet
+ * again, and answers. `sctp`, a constant: it becomes an ABORT. */
+AI int answer_send(lb_ctx *ctx, const bool sctp)
 {
 	struct lb_scratch *s = scratch();
 	struct lb_answer a = {};
@@ -74,6 +103,10 @@ AI int answer_main(lb_ctx *ctx)
 		return LB_DROP;
 	if (!out_takes_frames(CTX_IFINDEX(ctx)))
 		return verdict(ctx, REASON_PASS_NEIGHBOR, ctx_hand_over(ctx));
+	if (!sctp && s->pk.proto == PROTO_SCTP && s->answer != REASON_ANSWER_TOO_BIG && s->answer != REASON_ANSWER_TTL) {
+		lb_call(ctx, FAMILY_CALL(CALL_SCTP_ABORT));
+		return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
+	}
 	u64 length = CTX_LEN(ctx);
 	u64 path = s->answer == REASON_ANSWER_TOO_BIG || s->answer == REASON_ANSWER_TTL, rst = !path && s->pk.proto == PROTO_TCP;
 	u64 recorded = 0, *ring;
@@ -86,8 +119,8 @@ AI int answer_main(lb_ctx *ctx)
 		recorded = answer_event(ctx, s);
 		FORGET(recorded, length);
 	}
-	if (answer_read(ctx, &s->pk, rst, &a) && rate_admits(buckets + (path & 1), CFG(reject_rate)) &&
-	    (rst ? answer_rst(ctx, &s->pk, &a) : answer_icmp(ctx, s, &a))) {
+	if (answer_read_as(ctx, &s->pk, rst, &a, sctp) && rate_admits(buckets + (path & 1), CFG(reject_rate)) &&
+	    (sctp ? answer_abort(ctx, &s->pk, &a) : rst ? answer_rst(ctx, &s->pk, &a) : answer_icmp(ctx, s, &a))) {
 		reason = s->answer;
 		action = ctx_send_back(ctx, s->pk.flags & PKT_EGRESS);
 	}
@@ -98,4 +131,14 @@ AI int answer_main(lb_ctx *ctx)
 			event_publish(ring, reason);
 	}
 	return action;
+}
+
+AI int answer_main(lb_ctx *ctx)
+{
+	return answer_send(ctx, false);
+}
+
+AI int sctp_abort_main(lb_ctx *ctx)
+{
+	return answer_send(ctx, true);
 }

@@ -116,6 +116,14 @@ AI int entry_established(lb_ctx *ctx, struct fast_path *q, u64 concern)
 	return TO_SLOW_PATH;
 }
 
+/* Not a plain frame of TCP or UDP. */
+AI int entry_leave_fast_path(lb_ctx *ctx, const struct lb_pkt *pk, u16 flags)
+{
+	if (pk->proto == PROTO_SCTP)
+		return entry_call(ctx, flags, FAMILY_CALL(CALL_SCTP));
+	return entry_call(ctx, flags, FAMILY_CALL(CALL_PARSE_FULL));
+}
+
 /* Neither address belongs to a service. An outgoing ICMP error may still concern one: the node's own error about a packet to a
  * local backend. */
 AI int entry_not_service(lb_ctx *ctx, const u8 *data, u16 flags)
@@ -195,6 +203,7 @@ AI int entry(lb_ctx *ctx, u16 flags)
 	if (UNLIKELY(SAMPLES) && packet_is_sampled()) /* the slow path records it; here, where the fewest registers are in use */
 		return entry_call(ctx, entry_flags(ctx, flags), FAMILY_CALL(CALL_PARSE_FULL));
 	fast_path_begin(&q);
+	q.sctp = false;
 	q.ifindex = CTX_IFINDEX(ctx);
 	q.flags = entry_flags(ctx, flags);
 	if (HOOK_CHECKS_MAC && UNLIKELY(!frame_is_for_device(q.ifindex, q.data)))
@@ -203,7 +212,7 @@ AI int entry(lb_ctx *ctx, u16 flags)
 	PKT_REPARSE(q.data, &pk);
 	rc = pkt_kind(q.data, q.len, &pk);
 	if (UNLIKELY(rc == PKT_NOT_PLAIN))
-		return entry_call(ctx, q.flags, FAMILY_CALL(CALL_PARSE_FULL));
+		return entry_leave_fast_path(ctx, &pk, q.flags);
 	if (UNLIKELY(rc == PKT_TCP_CONTROL))
 		rc = concern == CONCERN_SOURCE ? TO_REPLY : TO_SLOW_PATH;
 	else

@@ -87,15 +87,15 @@ AI u64 fast_path_csum(const struct ct_flow *f, const u8 *data, const lb_path *pa
 #endif
 
 /* Writes a plain packet of an established flow. `snat`, a constant: it is sent from SNAT port `port` (else with the client's
- * source). */
-AI int fast_path_write(lb_ctx *ctx, u8 *data, const lb_path *path, const bool snat, u64 port, const struct ct_flow *f)
+ * source). `sctp`, a constant: it is one of SCTP. */
+AI int fast_path_write(lb_ctx *ctx, u8 *data, const lb_path *path, const bool snat, u64 port, const struct ct_flow *f, const bool sctp)
 {
 	struct lb_tuple to;
 	struct lb_pkt pk;
 	u64 sum = 0, diff = 0;
 
 #if LB_FAMILY == 6
-	if (!HOOK_KERNEL_CSUM) {
+	if (!HOOK_KERNEL_CSUM && !sctp) {
 		sum = fast_path_csum(f, data, path, snat);
 		OPAQUE(path);
 	}
@@ -112,14 +112,18 @@ AI int fast_path_write(lb_ctx *ctx, u8 *data, const lb_path *path, const bool sn
 	diff = nat_addresses(&pk, &to);
 	sum = diff + nat_ports(&pk, &to);
 #endif
+	if (sctp)
+		return nat_write_sctp(ctx, data, &pk, &to, snat, diff);
 	return nat_write_plain(ctx, data, &pk, &to, snat, diff, sum);
 }
 
 /* Writes a plain reply. */
-AI int fast_path_write_reply(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct lb_tuple *to)
+AI int fast_path_write_reply(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct lb_tuple *to, const bool sctp)
 {
 	u64 diff = HOOK_KERNEL_CSUM ? 0 : nat_diff(data + ETH_HLEN, pk, to);
 
+	if (sctp)
+		return nat_write_sctp(ctx, data, pk, to, 1, diff);
 	return nat_write_plain(ctx, data, pk, to, 1, diff, diff + nat_ports(pk, to));
 }
 
@@ -130,6 +134,7 @@ struct fast_path {
 	u64 len, ifindex, now; /* frame length; receiving device; ticks */
 	u8 *row;               /* counters of this CPU */
 	u16 flags;             /* PKT_*, of the hook */
+	bool sctp;             /* a constant: the packet is one of SCTP, in its own program */
 };
 
 AI void fast_path_begin(struct fast_path *q)
@@ -153,7 +158,7 @@ AI int fast_path_snat(lb_ctx *ctx, struct fast_path *q, const lb_path *path, u64
 	TRACE(REASON, REASON_FWD_ESTABLISHED, 0);
 	count_in(q->row, REASON_FWD_ESTABLISHED, q->len);
 	count_flow_in(q->row, ct_flow_service(f), index, q->len);
-	if (fast_path_write(ctx, q->data, path, true, port, f))
+	if (fast_path_write(ctx, q->data, path, true, port, f, q->sctp))
 		return LB_DROP;
 	return send_plain(ctx, q->data, &pk, &nh, q->ifindex);
 }
@@ -165,7 +170,7 @@ AI int fast_path_local(lb_ctx *ctx, struct fast_path *q, const lb_path *path, co
 	TRACE(REASON, REASON_FWD_LOCAL, 0);
 	count_in(q->row, REASON_FWD_LOCAL, q->len);
 	count_flow_in(q->row, ct_flow_service(f), index, q->len);
-	return fast_path_write(ctx, q->data, path, false, 0, f) ? LB_DROP : LB_PASS;
+	return fast_path_write(ctx, q->data, path, false, 0, f, q->sctp) ? LB_DROP : LB_PASS;
 }
 
 AI int fast_path_request(lb_ctx *ctx, struct fast_path *q, struct ct_flow *f, bool second)
@@ -175,11 +180,14 @@ AI int fast_path_request(lb_ctx *ctx, struct fast_path *q, struct ct_flow *f, bo
 	struct lb_pkt pk;
 
 	PKT_REPARSE(q->data, &pk);
-	pkt_segment_len(ctx, PLAIN_L4(q->data), &pk);
+	if (!q->sctp)
+		pkt_segment_len(ctx, PLAIN_L4(q->data), &pk);
 	meta = PATH_META_STORED(path);
 	TRACE(FLOW, TRACE_HIT | (u64)ct_flow_service(f) << 32, v);
 	TRACE(PATH, index, meta);
 	if (UNLIKELY(!value_is_served(v, meta) || over_mtu(pk.l3_len, META_MTU(meta))))
+		return TO_SLOW_PATH;
+	if (q->sctp && UNLIKELY(value_is_opening(v) || value_is_closing(v))) /* this packet may change that */
 		return TO_SLOW_PATH;
 	if (UNLIKELY(q->flags & PKT_EGRESS || !ct_refresh_fast(f, &pk, second, q->now)))
 		return TO_SLOW_PATH;
@@ -250,9 +258,10 @@ AI int fast_path_reply(lb_ctx *ctx, struct fast_path *q, const struct snat_view 
 	if (UNLIKELY(!service_frontend(snat_view_service(view), &to.saddr, &to.sport)))
 		return TO_SLOW_PATH;
 	PKT_REPARSE(q->data, &pk);
-	pkt_segment_len(ctx, PLAIN_L4(q->data), &pk);
+	if (!q->sctp)
+		pkt_segment_len(ctx, PLAIN_L4(q->data), &pk);
 	if (UNLIKELY(!snat_view_is_stamped(view, q->now))) {
-		if (pk.proto == PROTO_TCP || !snat_view_is_stamped_short(view, q->now)) /* only UDP is established with a short lease */
+		if (q->sctp || pk.proto == PROTO_TCP || !snat_view_is_stamped_short(view, q->now)) /* only UDP is established with a short lease */
 			return TO_SLOW_PATH;
 	}
 	if (UNLIKELY(pk.ttl <= 1 || !nexthop_load(snat_view_nexthop(view), &nh)))
@@ -266,7 +275,7 @@ AI int fast_path_reply(lb_ctx *ctx, struct fast_path *q, const struct snat_view 
 	PKT_REPARSE(q->data, &pk);
 	to.daddr = view->client;
 	to.dport = view->client_port;
-	if (fast_path_write_reply(ctx, q->data, &pk, &to))
+	if (fast_path_write_reply(ctx, q->data, &pk, &to, q->sctp))
 		return LB_DROP;
 	return send_plain(ctx, q->data, &pk, &nh, q->ifindex);
 }

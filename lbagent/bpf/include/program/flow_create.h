@@ -162,7 +162,7 @@ AI int flow_create_main(lb_ctx *ctx)
 		ct_release_snat(s->old_value, &key);
 	if (s->choice == CHOICE_NEW)
 		count_new_flow(s->service);
-	if (rc == CT_OK && s->is_opening)
+	if (rc == CT_OK && s->is_opening && s->pk.proto == PROTO_TCP)
 		handshake_begin(s->hash, &s->pk.saddr, s->service, s->backend);
 	return slow_path_send(ctx, s, f.value, s->service, flow_create_reason(s, rc), true);
 }

@@ -15,6 +15,7 @@
 #include "migrate.h"
 #include "parse_full.h"
 #include "reply.h"
+#include "sctp.h"
 #include "snat_reclaim.h"
 #include "sweep.h"
 #include "verdict_event.h"

@@ -7,6 +7,7 @@
 #pragma once
 #include "flow_create.h"
 #include "prefilter.h"
+#include "sctp_out.h"
 
 /* Resolves the path of a reply to its client, by next-hop record `index` if there is one. On tc_egress the kernel has already
  * routed it. */
@@ -57,13 +58,20 @@ AI int reply_send(lb_ctx *ctx, struct lb_scratch *s, const struct lb_tuple *to, 
 		return LB_DROP;
 	if (FRAMES_AFTER && ring)
 		event_after(ctx, pk, ring, ids, REASON_FWD_REPLY, out == OUT_NEXTHOP ? NEXTHOP_IFINDEX(nh) : 0, nh->macs, nh->rest);
+	if (UNLIKELY(pk->proto == PROTO_SCTP)) {
+		s->out = out;
+		s->here = false;
+		s->out_macs = nh->macs;
+		s->out_rest = nh->rest;
+		return sctp_go(ctx, s, cut, mtu);
+	}
 	return FRAGMENTS && cut ? out_fragments(ctx, nh, mtu) : out_go(ctx, pk, out, nh);
 }
 
 /* Returns the number that acknowledges this segment of a backend if it is its SYN (RFC 9293 §3.4). */
 AI u64 reply_number(lb_ctx *ctx, const struct lb_pkt *pk)
 {
-	return pkt_tcp_number(ctx, pk, TCP_SEQ) + 1;
+	return pkt_number(ctx, pk, TCP_SEQ) + 1;
 }
 
 /* Records in the flow's entry that its backend answers. Returns the flow's new value; 0 if it has no entry, or no longer sends from

@@ -9,6 +9,7 @@
 #include "former_leader.h"
 #include "fragmentation.h"
 #include "handshake.h"
+#include "sctp_out.h"
 
 /* A datagram that exceeds the MTU of its path: which side fragments it? */
 AI int slow_path_too_large(lb_ctx *ctx, struct lb_scratch *s, u64 mtu, bool here)
@@ -109,6 +110,8 @@ AI int slow_path_send(lb_ctx *ctx, struct lb_scratch *s, u64 value, u64 service,
 		return LB_DROP;
 	if (FRAMES_AFTER && ring)
 		event_after(ctx, pk, ring, ids, reason, out == OUT_NEXTHOP ? NEXTHOP_IFINDEX(&nh) : 0, nh.macs, nh.rest);
+	if (UNLIKELY(pk->proto == PROTO_SCTP))
+		return sctp_go(ctx, s, out == OUT_NEXTHOP, META_MTU(meta));
 	if (FRAGMENTS && out == OUT_NEXTHOP && UNLIKELY(over_mtu(pk->l3_len, META_MTU(meta))))
 		return out_fragments(ctx, &nh, META_MTU(meta));
 	return out == OUT_STACK ? send_local(ctx, pk) : out_go(ctx, pk, out, &nh);
@@ -204,7 +207,7 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 		TRACE(STALE, 0, 0);
 	if (pkt_is_malformed(ctx, pk))
 		return verdict(ctx, REASON_DROP_MALFORMED, LB_DROP);
-	if (gone && pk->proto == PROTO_TCP && !is_syn(pk)) {
+	if (gone && pk->proto != PROTO_UDP && !is_syn(pk)) {
 		if (ct_flow_service(f) == SERVICE_NONE)
 			return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS); /* the pod itself answers */
 		ct_flow_close(f, now);
@@ -231,7 +234,7 @@ AI int slow_path_established(lb_ctx *ctx, struct lb_scratch *s, const struct ct_
 	if (is_syn(pk))
 		handshake_again(s->hash, value_backend(v));
 	s->old_value = v;
-	ct_refresh(f, key, pk, pkt_tcp_number(ctx, pk, TCP_ACK_SEQ), now, false);
+	ct_refresh(f, key, pk, pkt_number(ctx, pk, TCP_ACK_SEQ), now, false);
 	FENCE(s); /* load the value again, or the verifier follows each path through the states above separately */
 	return slow_path_send(ctx, s, s->old_value, ct_flow_service(f), f->spilled ? REASON_FWD_SPILL : REASON_FWD_ESTABLISHED, false);
 }
@@ -325,6 +328,10 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	}
 	if (reason)
 		return verdict(ctx, reason, reason < REASON_REJECT_NO_BACKEND ? LB_PASS : LB_DROP);
+	if (UNLIKELY(s->pk.proto == PROTO_SCTP && s->sctp_refusal)) {
+		reason = s->sctp_refusal;
+		return reason == REASON_REJECT_SCTP_MULTIHOMING ? answer(ctx, s, reason, 0) : verdict(ctx, reason, LB_DROP);
+	}
 	if (UNLIKELY(svc->flags2 & SVC2_L7))
 		return verdict(ctx, REASON_PASS_UNSUPPORTED, LB_PASS);
 	checked = ctx_checked_backend(ctx, s->pk.flags & PKT_EGRESS);

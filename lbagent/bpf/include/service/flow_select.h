@@ -18,7 +18,7 @@ AI bool flow_may_begin(const struct lb_pkt *pk, const struct ct_key *flow)
 {
 	if (!NEW_FLOWS_SYN)
 		return true;
-	if (pk->proto == PROTO_TCP)
+	if (pk->proto != PROTO_UDP)
 		return is_syn(pk);
 	return (pk->flags & PKT_EGRESS) || !left_datagrams_alive(flow);
 }

@@ -54,7 +54,7 @@ def test_every_drop_is_intended_or_watched() -> None:
     drops = {reason for reason in Reason if reason.name.startswith("DROP_")}
     assert {reason.name for reason in INTENDED_DROPS} == {
         "DROP_NO_BACKEND", "DROP_SOURCE_RANGE", "DROP_NO_LOCAL_BACKEND", "DROP_NOT_ROUTABLE", "DROP_MALFORMED",
-        "DROP_FLOW_LIMIT", "DROP_FLOW_RATE",
+        "DROP_FLOW_LIMIT", "DROP_FLOW_RATE", "DROP_SCTP_UNKNOWN",
     }  # fmt: skip
     assert set(drop_checks._UNWANTED) == drops - INTENDED_DROPS
 
