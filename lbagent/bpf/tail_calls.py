@@ -36,7 +36,9 @@ TAIL_CALLS = (
     TailCall("choose", "pk, hash, choice, rules_*: a flow of a Service with rules gets its backend, or is refused"),
     TailCall("sctp", "hook_flags: a plain frame of SCTP, of a flow that may be known"),
     TailCall("sctp_chunk", "pk without flags: what the first chunk of an SCTP packet does to its flow"),
-    TailCall("sctp_sum", "pk, out, here, out_macs, out_rest, answer_mtu: the translated packet gets its checksum and leaves"),
+    TailCall(
+        "sctp_sum", "pk, out, here, out_macs, out_rest, answer_mtu: the translated packet gets its checksum and leaves"
+    ),
     TailCall("sctp_abort", "pk, answer: the sender of an SCTP packet gets an ABORT"),
 )
 # Programs that run by BPF_PROG_TEST_RUN, compiled for one hook only: those of the agent, which are loaded at a start, and those

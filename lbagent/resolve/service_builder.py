@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lbagent.model.address import L3n4Addr, L4Type, Scope, format_ip
+from lbagent.model.address import L3n4Addr, Scope, format_ip
 from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, MAX_WEIGHT, Backend, BackendState
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags, SvcFlagParam

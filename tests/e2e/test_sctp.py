@@ -62,7 +62,9 @@ class Calls:
         argv = ["timeout", "-s", "KILL", str(ASK_S), *self._program("ask", vip, str(port), *words)]
         return (space or self.made.client).run(argv)
 
-    def calls(self, vip: str, count: int, *words: str, port: int = PORT, space: Namespace | None = None) -> Counter[str]:
+    def calls(
+        self, vip: str, count: int, *words: str, port: int = PORT, space: Namespace | None = None
+    ) -> Counter[str]:
         """Make calls, one after the other; count who answered whom."""
         out: Counter[str] = Counter()
         for _ in range(count):
@@ -147,7 +149,7 @@ def test_a_call_survives_a_restart_of_the_agent(served: Calls) -> None:
 
 @pytest.mark.parametrize("name", ["b1", "b3"])
 def test_a_call_ends_when_its_backend_is_removed(served: Calls, name: str) -> None:
-    """By an ABORT that the client believes: it need not wait for its time-outs, which take minutes."""
+    """By an ABORT that the client accepts: it need not wait for its time-outs, which take minutes."""
     made = served.made
     made.serve(served.service(name))
     with served.call(VIPS[0], "--messages", "50", "--pause", "0.5") as caller:

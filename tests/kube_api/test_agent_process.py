@@ -87,7 +87,7 @@ def test_the_maps_follow_a_real_server_through_faults(node: Node, cluster: Clust
 def test_pods_and_services_hear_of_what_is_done_to_them(node: Node, cluster: Cluster) -> None:
     vip = shop(cluster)
     cluster.add_service("calls", annotations={"lbagent.io/health-check": "tcp interval=200ms timeout=100ms fall=1"})
-    cluster.add_pod("calls-0", "calls", "10.244.0.20")  # that nobody has
+    cluster.add_pod("calls-0", "calls", "10.244.0.20")  # an address without a host
     node.agent.start()
     node.until(f"ADDR={vip}:80/TCP", "10.244.0.10:8080")
     node.agent.cli("backend", "set-state", "--yes", "maintenance", "10.244.0.10:8080/TCP")

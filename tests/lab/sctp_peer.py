@@ -77,7 +77,7 @@ class Stack:
         return buffer.raw[: self._checked(got, "receive")]
 
     def close(self, sock: ctypes.c_void_p) -> None:
-        """Close an association; what is under way goes on."""
+        """Close an association; data that is under way still arrives."""
         self._c.usrsctp_close(sock)
 
     def end(self) -> None:
@@ -97,7 +97,12 @@ class Stack:
 def sockaddr(address: str, port: int) -> bytes:
     """Return struct sockaddr_in or sockaddr_in6."""
     if ":" in address:
-        return struct.pack("=H", socket.AF_INET6) + struct.pack(">HI", port, 0) + socket.inet_pton(socket.AF_INET6, address) + bytes(4)
+        return (
+            struct.pack("=H", socket.AF_INET6)
+            + struct.pack(">HI", port, 0)
+            + socket.inet_pton(socket.AF_INET6, address)
+            + bytes(4)
+        )
     return struct.pack("=H", socket.AF_INET) + struct.pack(">H", port) + socket.inet_aton(address) + bytes(8)
 
 
@@ -108,7 +113,7 @@ def address_of(raw: bytes) -> str:
 
 
 def serve(stack: Stack, addresses: list[str], port: int, name: str) -> None:
-    """Answer for ever."""
+    """Answer until the process ends."""
     threads = []
     for address in addresses:
         listener = stack.socket(address)

@@ -150,7 +150,11 @@ class Checker:
             self._later(before, after)
             return
         source, target = (after.src, after.sport, after.proto), (after.dst, after.dport, after.proto)
-        reset = frame[before.l4 + 13] & 4 if before.proto == wire.TCP else before.proto == wire.SCTP and frame[before.l4 + 12] in ABORTS
+        reset = (
+            frame[before.l4 + 13] & 4
+            if before.proto == wire.TCP
+            else before.proto == wire.SCTP and frame[before.l4 + 12] in ABORTS
+        )
         if reset and target in self.former:
             self.seen["farewells"] += 1  # also to a backend that was removed: it may still run
         elif target in scene.backends:

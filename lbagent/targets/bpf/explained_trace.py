@@ -195,7 +195,9 @@ class ExplainedTrace:
         kind = "full" if TraceStep.PARSE in self.last else "plain"
         words = [f"IPv{packet.family.digit}", packet.protocol_name.upper(), packet.flag_text]
         text = " ".join(word for word in words if word)
-        is_odd = kind == "full" and packet.protocol_name != "sctp"  # whose packets all have another parser than the plain one
+        is_odd = (
+            kind == "full" and packet.protocol_name != "sctp"
+        )  # whose packets all have another parser than the plain one
         why = ", with more headers than a plain one" if is_odd else ""
         return Step("parse", kind, f"{text} from {source_text(packet)} to {destination_text(packet)}{why}")
 

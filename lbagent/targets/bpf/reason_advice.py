@@ -22,8 +22,8 @@ ADVICE: dict[Reason, str] = {
     _R.REJECT_SERVICE_GONE: "the Service of this flow was removed",
     _R.ANSWER_TOO_BIG: "it is larger than the MTU of the way to its backend; the answer has the size that fits",
     _R.ANSWER_TTL: "its hop count ends here; is there a loop of routes?",
-    _R.REJECT_SCTP_MULTIHOMING: "its INIT lists another address than its source, which would reach backend and client past this node; bind "
-    "the client to one address",
+    _R.REJECT_SCTP_MULTIHOMING: "its INIT lists another address than its source: packets between those would not pass this node; "
+    "bind the client to one address",
     _R.DROP_NO_BACKEND: "an answer to it is not possible: its source cannot be answered, or --reject-rate is used up; of a ping: "
     "no frontend of the address takes new flows",
     _R.DROP_SOURCE_RANGE: "add the client to loadBalancerSourceRanges of the Service if it may use it",
