@@ -13,13 +13,22 @@ import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.lab.debian_packages import USRSCTP, unpacked
-from tests.lab.manifests import Manifest
+from tests.lab.manifests import Manifest, put
 from tests.lab.netns import Namespace, wait_for
 from tests.lab.topology import end
 
 Fresh = Callable[..., Cluster]
 VIPS = ("10.96.0.132", "fd00:96::132")
-PORT, TARGET_PORT, NODE_PORT = 5060, 9899, 31132
+PORT, TARGET_PORT, NODE_PORT, HOST_PORT = 5060, 9899, 31132, 8132
+HOST_PORT_POD = f"""
+apiVersion: v1
+kind: Pod
+metadata: {{name: b3, namespace: e2e}}
+spec:
+  nodeName: demo-node
+  containers: [{{name: c, image: none, ports: [{{containerPort: {TARGET_PORT}, hostPort: {HOST_PORT}, protocol: SCTP}}]}}]
+status: {{phase: Running, podIPs: [{{ip: 10.244.0.2}}, {{ip: "fd44::2"}}]}}
+"""
 ASK_S = 60  # on a slow machine; an INIT that is lost comes again after 3 s
 NODE_IP = ("--node-ip", "10.77.0.1", "--node-ip", "fd77::1")
 PEER = Path(__file__).resolve().parents[1] / "lab" / "sctp_peer.py"
@@ -184,15 +193,19 @@ def test_a_multi_homed_client_is_refused(served: Calls) -> None:
 
 
 def test_other_frontends(served: Calls) -> None:
-    """NodePort and an external IP, from outside."""
+    """NodePort, external IP, load balancer's address and HostPort, from outside."""
     made = served.made
     ports = [{"name": "p", "protocol": "SCTP", "port": PORT, "targetPort": "p", "nodePort": NODE_PORT}]
     external = ["10.96.7.7", "fd00:96::7:7"]
-    spec = {"type": "NodePort", "ports": ports, "externalIPs": external}
-    made.serve(served.service("b1", "b3", spec=spec))
+    balancer = ["10.96.8.8", "fd00:96::8:8"]
+    spec = {"type": "LoadBalancer", "ports": ports, "externalIPs": external}
+    status = {"loadBalancer": {"ingress": [{"ip": address} for address in balancer]}}
+    put(made.folder, "pod.yaml", HOST_PORT_POD)
+    made.serve(served.service("b1", "b3", spec=spec, status=status))
     for address in ("10.77.0.1", "fd77::1"):
         assert by_backend(served.calls(address, 2, port=NODE_PORT)) <= {"b1", "b3"}
-    for address in external:
+        assert by_backend(served.calls(address, 1, port=HOST_PORT)) == {"b3"}
+    for address in (*external, *balancer):
         assert by_backend(served.calls(address, 2)) <= {"b1", "b3"}
 
 

@@ -89,8 +89,9 @@ def test_what_a_program_sees_as_one_record_is_an_array_of_one_entry():
         ("lb6_flow", MapType.ARRAY, (4, 8192 * 64, 1)),
         ("lb4_maglev", MapType.HASH_OF_MAPS, (4, 4, 65536)),
         ("lb6_maglev", MapType.HASH_OF_MAPS, (4, 4, 65536)),
-        ("lb_calls_xdp", MapType.PROG_ARRAY, (4, 4, 32)),
-        ("lb_calls_tc", MapType.PROG_ARRAY, (4, 4, 32)),
+        ("lb_calls_xdp", MapType.PROG_ARRAY, (4, 4, 64)),
+        ("lb_calls_tc", MapType.PROG_ARRAY, (4, 4, 64)),
+        ("lb_crc32c", MapType.ARRAY, (4, 8192, 1)),
     ],
 )
 def test_what_a_map_holds(name, kind, sizes):

@@ -87,9 +87,9 @@ def test_not_ip(served: World, hook: str) -> None:
         expect.untouched(served.run(hook, data), data)
 
 
-@pytest.mark.parametrize("proto", [2, 47, 50, 89, 132, 255])
+@pytest.mark.parametrize("proto", [2, 33, 47, 50, 89, 255])
 def test_protocols_we_do_not_balance(served: World, fam: Family, hook: str, proto: int) -> None:
-    """IGMP, GRE, ESP, OSPF, SCTP and nonsense to a VIP pass."""
+    """IGMP, GRE, ESP, OSPF, DCCP and nonsense to a VIP pass."""
     ip = (
         IP(src=fam.client, dst=fam.vip, proto=proto)
         if fam.version == 4

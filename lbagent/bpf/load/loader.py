@@ -3,8 +3,8 @@
 A generation is the programs of one artifact and one settings record, of the contexts (bpf/hooks.py) that are in use; those of
 another context may come later. It has maps of its own, which no other generation uses: `lb_config` (frozen, folded into the
 instructions), `lb_crc32c` (frozen) and the two tail call arrays. An entry program reaches only tail calls of its own generation,
-so old and new may run side by side while the links are being updated one by one. Tables with flows and services are shared by all generations
-and belong to maps/kernel_maps.py.
+so old and new may run side by side while the links are being updated one by one. Tables with flows and services are shared by all
+generations and belong to maps/kernel_maps.py.
 """
 
 from __future__ import annotations

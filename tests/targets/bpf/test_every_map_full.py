@@ -132,7 +132,7 @@ NOT_FILLED = {
     "lb_backend_flows": "a record for each backend id",
     "lb_swept": "a counter for each of both",
     "lb_former_backend": "filled for one sweep; what has no room waits for the next one",
-    **dict.fromkeys(("lb_device", "lb_direct", "lb_config", "lb_scratch", "lb_ratelimit", "lb_datagram"), "fixed"),
+    **dict.fromkeys(("lb_device", "lb_direct", "lb_config", "lb_scratch", "lb_ratelimit", "lb_datagram", "lb_crc32c"), "fixed"),
     **dict.fromkeys(
         (f"lb{digit}_{kind}" for digit in (4, 6) for kind in
          ("affinity", "flow", "snat", "spill", "frag", "sock", "stream")),

@@ -8,6 +8,7 @@ import pytest
 from scapy.layers.inet import IP, TCP, UDP
 from scapy.layers.inet6 import IPv6, IPv6ExtHdrDestOpt, IPv6ExtHdrFragment
 from scapy.layers.l2 import Dot1Q, Ether
+from scapy.layers.sctp import SCTP, SCTPChunkInit
 from scapy.packet import Packet
 
 from lbagent.errors import ConfigError
@@ -26,7 +27,7 @@ def packed(text: str) -> bytes:
 
 def with_right_checksums(frame: bytes) -> bytes:
     found = Ether(frame)
-    for layer in (IP, TCP, UDP):
+    for layer in (IP, TCP, UDP, SCTP):
         if layer in found:
             del found[layer].chksum
     return bytes(found)
@@ -44,6 +45,18 @@ def test_made_frames_are_right(ends: tuple[str, str], protocol: int, length: int
     ip = seen[IPv6 if ":" in ends[0] else IP]
     assert (ip.src, ip.dst, ip.payload.sport, ip.payload.dport) == (*ends, 40000, 80)
     assert protocol == 17 or ip.payload.flags == "SA"
+
+
+@pytest.mark.parametrize("ends", [V4, V6])
+def test_an_init_of_sctp(ends: tuple[str, str]) -> None:
+    frame = make_frame(Tuple(132, packed(ends[0]), 40000, packed(ends[1]), 5060), b"\2" * 6 + b"\4" * 6)
+    assert frame == with_right_checksums(frame)
+    seen = Ether(frame)
+    assert (seen[SCTP].sport, seen[SCTP].dport, seen[SCTP].tag) == (40000, 5060, 0)
+    assert (seen[SCTPChunkInit].len, seen[SCTPChunkInit].init_tag) == (20, 1)
+    longer = make_frame(Tuple(132, packed(ends[0]), 40000, packed(ends[1]), 5060), bytes(12), length=200)
+    assert len(longer) == 200
+    assert read_frame(longer).protocol_name == "sctp"
 
 
 @pytest.mark.parametrize("length", [20, 53, 100_000])

@@ -24,7 +24,7 @@ AI int nat_l4(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u
 	return skb_store(ctx, L4_OFF(pk), both, sizeof(both), 0) ? -1 : 0;
 }
 
-/* Writes the first bytes of an SCTP packet, at most twelve. No sum of the packet that the kernel knows compensates them. */
+/* Writes the first bytes of an SCTP packet, at most twelve. No Internet checksum of the packet compensates them. */
 AI int nat_sctp(lb_ctx *ctx, const struct lb_pkt *pk, const void *head, u32 bytes)
 {
 	return skb_store(ctx, L4_OFF(pk), head, bytes, CSUM_RECOMPUTE) ? -1 : 0;

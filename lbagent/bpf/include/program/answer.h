@@ -62,8 +62,8 @@ AI bool answer_event(lb_ctx *ctx, const struct lb_scratch *s)
 	return true;
 }
 
-/* Reads what an ABORT needs: for an INIT the tag that its sender wants to see, for any other packet that packet's own, with the bit that
- * says so (RFC 9260 §8.4). A SHUTDOWN ACK gets a SHUTDOWN COMPLETE. False: it must not be answered. */
+/* Reads what an ABORT needs: for an INIT the tag that it has for its answers, for any other packet that packet's own tag, marked as such by
+ * bit T (RFC 9260 §8.4). A SHUTDOWN ACK gets a SHUTDOWN COMPLETE. False: it must not be answered. */
 AI bool answer_read_sctp(lb_ctx *ctx, const struct lb_pkt *pk, struct lb_answer *a)
 {
 	u8 *l4 = CTX_DATA(ctx) + L4_OFF(pk), *end = CTX_END(ctx), type;
