@@ -66,7 +66,7 @@ def pins(root):
 def test_pins_have_their_contracted_names(root, started):
     tc = ["link/v0-tc_after_xdp", "link/v0-tc_egress"] if clsact.has_tcx() else []
     assert pins(root) == [
-        "lb_calls_tc", "lb_calls_xdp", "lb_config", *tc, "link/v0-xdp",
+        "lb_calls_tc", "lb_calls_xdp", "lb_config", "lb_crc32c", *tc, "link/v0-xdp",
         "prog/tc_after_xdp", "prog/tc_egress", "prog/tc_ingress", "prog/xdp",
     ]  # fmt: skip
 

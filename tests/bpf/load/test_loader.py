@@ -80,7 +80,7 @@ def test_a_failed_generation_leaves_no_descriptor(artifact, fds, tmp_path):
     [
         (["call_xdp_3_a", "call_xdp_3_b"], "claim one tail call slot"),
         (["call_tc_3_a"], "no such slot in lb_calls_xdp"),
-        (["call_xdp_32_a"], "no such slot in lb_calls_xdp"),
+        (["call_xdp_64_a"], "no such slot in lb_calls_xdp"),
     ],
 )
 def test_bad_tail_call_names_are_refused(names, message):

@@ -24,18 +24,20 @@ AI int nat_l4(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u
 	return skb_store(ctx, L4_OFF(pk), both, sizeof(both), 0) ? -1 : 0;
 }
 
-/* Writes the first bytes of an SCTP packet, at most twelve. No Internet checksum of the packet compensates them. */
-AI int nat_sctp(lb_ctx *ctx, const struct lb_pkt *pk, const void *head, u32 bytes)
+/* Writes `to`; `bytes`, a constant: of an SCTP packet, so many bytes of its beginning are `head`, which no Internet checksum compensates.
+ * 0: it is one of another protocol. */
+AI int nat_write_as(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops, const void *head, const u32 bytes)
 {
-	return skb_store(ctx, L4_OFF(pk), head, bytes, CSUM_RECOMPUTE) ? -1 : 0;
-}
-
-/* Writes addresses, which change the sum of the packet by `diff`, and the TTL. */
-AI int nat_l3(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops, u64 diff)
-{
+	u64 diff = addr_diff(&pk->saddr, &to->saddr) + addr_diff(&pk->daddr, &to->daddr);
 	lb_addr both[2] = {to->saddr, to->daddr};
 	u8 ttl = pk->ttl - hops;
 
+	if (bytes) {
+		if (skb_store(ctx, L4_OFF(pk), head, bytes, CSUM_RECOMPUTE))
+			return -1;
+	} else if (!(pk->flags & PKT_LATER) && nat_l4(ctx, pk, to, diff)) {
+		return -1;
+	}
 #if LB_FAMILY == 4
 	diff += hops ? HOP_DIFF : 0;
 	if (l3_csum(ctx, L3_OFF(pk) + IP4_CSUM, 0, csum_fold(diff), 0) || skb_store(ctx, L3_OFF(pk) + IP4_TTL, &ttl, 1, 0))
@@ -49,24 +51,16 @@ AI int nat_l3(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_tuple *to, u
 #endif
 }
 
-AI int nat_write_plain(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops, u64 diff, u64 sum)
-{
-	u64 addresses = addr_diff(&pk->saddr, &to->saddr) + addr_diff(&pk->daddr, &to->daddr);
-
-	if (!(pk->flags & PKT_LATER) && nat_l4(ctx, pk, to, addresses))
-		return -1;
-	return nat_l3(ctx, pk, to, hops, addresses);
-}
-
 AI int nat_write(lb_ctx *ctx, u8 *data, u8 *end, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops)
 {
 	u16 ports[2] = {to->sport, to->dport};
 
-	if (LIKELY(pk->proto != PROTO_SCTP))
-		return nat_write_plain(ctx, data, pk, to, hops, 0, 0);
-	if (nat_sctp(ctx, pk, ports, sizeof(ports)))
-		return -1;
-	return nat_l3(ctx, pk, to, hops, addr_diff(&pk->saddr, &to->saddr) + addr_diff(&pk->daddr, &to->daddr));
+	return UNLIKELY(pk->proto == PROTO_SCTP) ? nat_write_as(ctx, pk, to, hops, ports, sizeof(ports)) : nat_write_as(ctx, pk, to, hops, 0, 0);
+}
+
+AI int nat_write_plain(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops, u64 diff, u64 sum)
+{
+	return nat_write_as(ctx, pk, to, hops, 0, 0);
 }
 
 AI int nat_write_sctp(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const struct lb_tuple *to, u64 hops, u64 diff)
@@ -75,9 +69,7 @@ AI int nat_write_sctp(lb_ctx *ctx, u8 *data, const struct lb_pkt *pk, const stru
 	u32 head[SCTP_HLEN / 4] = {nat_port_word(to->sport, to->dport), *(u32 *)(l4 + SCTP_TAG), *(u32 *)(l4 + SCTP_CSUM)};
 
 	head[SCTP_CSUM / 4] = nat_crc32c(head[SCTP_CSUM / 4], pk, to);
-	if (nat_sctp(ctx, pk, head, sizeof(head)))
-		return -1;
-	return nat_l3(ctx, pk, to, hops, addr_diff(&pk->saddr, &to->saddr) + addr_diff(&pk->daddr, &to->daddr));
+	return nat_write_as(ctx, pk, to, hops, head, sizeof(head));
 }
 
 #define macs_write(data, nh) 0
