@@ -27,7 +27,12 @@ def resized(**change) -> Sizes:
 def test_every_map_is_pinned_with_what_the_layout_says(bpffs):
     with KernelMaps.open(bpffs, SMALL) as maps:
         for name, spec in map_specs(SMALL).items():
-            if name in ("lb_config", "lb_crc32c", "lb_calls_xdp", "lb_calls_tc"):  # made with each generation of programs
+            if name in (
+                "lb_config",
+                "lb_crc32c",
+                "lb_calls_xdp",
+                "lb_calls_tc",
+            ):  # made with each generation of programs
                 assert not os.path.exists(f"{bpffs}/v1/{name}")
                 continue
             info = bpf_map.map_info(maps.fd(name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from scapy.layers.inet import IP, IPOption_NOP
@@ -23,12 +23,16 @@ from scapy.layers.sctp import (
 )
 from scapy.packet import Packet, Raw
 
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.maps.reasons import Reason
 from tests.packet import craft, expect, table
+from tests.packet.caller import sweep
+from tests.packet.corpus import pieces
 from tests.packet.craft import BACKEND_MAC, BACKEND_TAG, CLIENT_TAG, NODE2_MAC, Family
+from tests.packet.harness import open_world
 from tests.packet.table import CLOSING, EST, NEW
 from tests.packet.world import SCTP as PROTO
-from tests.packet.world import TC_EGRESS, TC_INGRESS, XDP, BackendRow, Outcome, ServiceRow, World
+from tests.packet.world import TC_EGRESS, BackendRow, Outcome, ServiceRow, World
 
 PORT = 40000
 ABORT, SHUTDOWN_COMPLETE = 6, 14
@@ -245,6 +249,39 @@ def test_an_init_again(world: World, fam: Family, hook: str) -> None:
     assert one.state == EST
 
 
+@pytest.fixture(scope="module")
+def careful_world() -> Iterator[World]:
+    """Load programs that leave what is older than they are to another proxy."""
+    with open_world(ProgramSettings(new_flows="syn")) as made:
+        yield made
+
+
+def test_beside_another_proxy(careful_world: World, fam: Family, hook: str) -> None:
+    """With --new-flows syn a packet that is no INIT passes, and an INIT opens a flow."""
+    careful_world.reset()
+    one = Association(careful_world, fam, hook)
+    for kind in ("A", "echo", "R"):
+        frame = one.frame(kind)
+        out = careful_world.run(hook, frame)
+        expect.untouched(out, frame)
+        assert out.counted == {Reason.PASS_NEW_FLOW: 1}
+    one.establish()
+    assert one.state == EST
+
+
+def test_an_established_association_lives_as_long_as_a_connection(world: World, fam: Family, hook: str) -> None:
+    """Its flow is no victim, and expires by timeout-tcp: after that its packets are unknown."""
+    one = Association(world, fam, hook)
+    one.establish()
+    for ticks, is_known in ((7_000, True), (8_200, False)):
+        table.later(world, fam, ticks - ticks % table.SLOT_UNIT)
+        sweep(world, fam)
+        assert bool(table.flows(world, fam)) == is_known
+        if is_known:
+            one.request("A")
+    assert world.run(hook, one.frame("A")).counted == {Reason.DROP_SCTP_UNKNOWN: 1}
+
+
 # --- multi-homing ---
 
 
@@ -415,9 +452,7 @@ def test_without_a_whole_chunk_header(world: World, fam: Family, hook: str, shor
 
 
 def test_fragments_pass(world: World, fam: Family, hook: str) -> None:
-    """The first one has the checksum, and does not tell the length of what it covers."""
-    from tests.packet.corpus import pieces
-
+    """The first one has the checksum, and not the length of what it covers."""
     Association(world, fam, hook)
     packet = craft.sctp(fam, fam.client, PORT, fam.vip, 80, "A", load=b"y" * 400)
     for piece in pieces(fam, packet, 77):
@@ -468,4 +503,3 @@ def test_a_process_of_the_node(world: World, fam: Family) -> None:
     frame = craft.frame(craft.sctp(fam, fam.node, PORT, fam.vip, 80, "S"), src=craft.NODE_MAC, dst=craft.ROUTER_MAC)
     out = world.run(TC_EGRESS, frame, world.net.lb0)
     assert expect.destination(out) == backend.endpoint
-    assert {XDP, TC_INGRESS}
