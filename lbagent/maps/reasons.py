@@ -34,12 +34,12 @@ class Reason(IntEnum):
     PASS_FOREIGN_SOURCE = 22  # from a backend that sees its clients, but not by the device that leads to the backend
     PASS_NEW_FLOW = 23  # no flow; with --new-flows syn what is older than the programs is left to another proxy
     # answered by the program
-    REJECT_NO_BACKEND = 32  # the service has no backend: RST or port unreachable
-    REJECT_BACKEND_GONE = 33  # the backend of a TCP flow was removed: RST
-    REJECT_UNDEFINED_PORT = 34  # a ClusterIP address without a service on that port: RST or port unreachable
+    REJECT_NO_BACKEND = 32  # the service has no backend: RST, ABORT (SCTP) or port unreachable
+    REJECT_BACKEND_GONE = 33  # the backend of a TCP or SCTP flow was removed: RST, ABORT
+    REJECT_UNDEFINED_PORT = 34  # a ClusterIP address without a service on that port: RST, ABORT or port unreachable
     ANSWER_TOO_BIG = 35  # larger than the MTU of its path: fragmentation needed, packet too big
     ANSWER_TTL = 36  # TTL or hop limit 1: time exceeded
-    REJECT_SERVICE_GONE = 37  # the frontend of a flow was removed: RST or port unreachable
+    REJECT_SERVICE_GONE = 37  # the frontend of a flow was removed: RST, ABORT or port unreachable
     ANSWER_NEIGHBOR = 38  # ARP request or neighbor solicitation for an address that this node announces
     ANSWER_ECHO = 39  # a ping of an address that takes new flows: echo reply
     REJECT_SCTP_MULTIHOMING = 40  # an INIT of SCTP that lists an address beside its source: ABORT
