@@ -34,6 +34,7 @@ TAIL_CALLS = (
     TailCall("event", "pk, event_reason, event_verdict: the verdict is recorded and returned"),
     TailCall("echo", "pk without ports: an echo request that may be to an address of a service"),
     TailCall("choose", "pk, hash, choice, rules_*: a flow of a Service with rules gets its backend, or is refused"),
+    TailCall("l7", "pk: a packet, or an ICMP error, to a frontend of an L7 proxy is given to the kernel's sockets"),
 )
 # Programs that run by BPF_PROG_TEST_RUN, compiled for one hook only: those of the agent, which are loaded at a start, and those
 # that a command loads when it needs them.

@@ -311,6 +311,9 @@ class PathL4(IntEnum):
 # and 16-23. Bits 14 and 15 are those of kube-proxy's rules and stay 0.
 CHECK_MARK, CHECK_MARK_MASK = 0x4C000000, 0xFF00C000
 CHECK_MARK_LOW_BITS = 14
+# The mark of a packet that is given to the socket of an L7 proxy: the agent's rule has it routed to this node itself, whatever its
+# destination (net/proxy_route.py). No mark of a health check: those have the high byte.
+L7_MARK = 0x4C37
 
 
 class DeviceFlag(IntEnum):
