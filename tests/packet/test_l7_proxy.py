@@ -12,6 +12,7 @@ import os
 import select
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from scapy.layers.inet import IP
@@ -21,14 +22,19 @@ from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
 
+from lbagent.bpf.load.program_settings import ProgramSettings
 from lbagent.kernel import bpf_link
 from lbagent.kernel.features import has_tcx, kernel_version
+from lbagent.maps.backend_codec import check_mark
 from lbagent.maps.layout import L7_MARK
 from lbagent.maps.reasons import Reason
 from lbagent.model.family import Family as ModelFamily
 from lbagent.net import proxy_route
+from lbagent.testing.bpf_test_run import Tc as Verdict
+from lbagent.testing.bpf_test_run import run_tc
 from tests.packet import craft, expect, table
-from tests.packet.craft import NODE_MAC, ROUTER_MAC, Family
+from tests.packet.corpus import pieces
+from tests.packet.craft import BACKEND_MAC, NODE_MAC, ROUTER_MAC, Family
 from tests.packet.harness import open_world
 from tests.packet.test_flow_rules import RULES, rules
 from tests.packet.world import (
@@ -259,6 +265,65 @@ def test_an_icmp_error_about_an_answer_of_the_proxy(world: World, fam: Family, h
         assert out.packet == frame
 
 
+def test_with_new_flows_syn_known_connections_have_no_flow_either(fam: Family, hook: str) -> None:
+    """They are older than no program: the kernel has them."""
+    with open_world(ProgramSettings(new_flows="syn")) as world:
+        world.service(fam, fam.vip, 80, TCP, proxy_port=PORT)
+        with world.net.inside():
+            opened = connection(fam, TCP, 40000)
+        with opened:
+            assert at_tc(world, hook, request(fam, TCP, flags="A")).counted == {Reason.FWD_L7: 1}
+        refused(at_tc(world, hook, request(fam, TCP, 40001, "S")))
+
+
+def test_connections_of_the_previous_leader(loaded_announcing_world: World, fam: Family, hook: str) -> None:
+    """A segment in the middle of a connection that this kernel does not have goes there; one that it has stays."""
+    world = loaded_announcing_world
+    world.reset()
+    world.vip("lb_vip", fam, fam.vip, NODE_MAC)
+    world.vip("lb_former_leader", fam, fam.vip, BACKEND_MAC)
+    world.device(world.net.lb0, 0, NODE_MAC)
+    world.service(fam, fam.vip, 80, TCP, proxy_port=PORT)
+    with world.net.inside():
+        opened = connection(fam, TCP, 40000)
+    with opened:
+        assert at_tc(world, hook, request(fam, TCP, flags="A")).counted == {Reason.FWD_L7: 1}
+    out = at_tc(world, hook, request(fam, TCP, 40001, "A"))
+    assert out.forwarded
+    assert out.counted == {Reason.FWD_FORMER_LEADER: 1}
+    refused(at_tc(world, hook, request(fam, TCP, 40001, "S")))
+
+
+@PROTOCOLS
+@pytest.mark.parametrize("is_known", [False, True], ids=["new", "known"])
+def test_fragments(world: World, fam: Family, hook: str, proto: int, is_known: bool) -> None:
+    """Of a known connection, all are the kernel's; of another one, none: what is put together has lost its socket."""
+    world.service(fam, fam.vip, 80, proto, proxy_port=PORT)
+    whole = craft.segment(fam, proto, fam.client, 40000, fam.vip, 80, "A", load=bytes(600))
+    with contextlib.ExitStack() as stack:
+        with world.net.inside():
+            if is_known:
+                stack.enter_context(connection(fam, proto, 40000))
+        for piece in pieces(fam, whole, 7):
+            frame = craft.frame(piece)
+            out = at_tc(world, hook, frame)
+            assert (out.passed, out.packet) == (True, frame)
+            wanted = (L7_MARK, {Reason.FWD_L7: 1}) if is_known else (0, {Reason.PASS_UNSUPPORTED: 1})
+            assert (out.mark, out.counted) == wanted
+
+
+def test_health_checks_through_the_service_go_to_backends(world: World, fam: Family) -> None:
+    """The mark of a check's socket names the backend."""
+    backend = world.backend(fam, fam.remote(1), 8080)
+    world.service(fam, fam.vip, 80, TCP, [backend], proxy_port=PORT)
+    frame = craft.frame(craft.tcp(fam, fam.node, 40000, fam.vip, 80), src=NODE_MAC, dst=ROUTER_MAC)
+    with world.net.inside():
+        fd, mark = world.programs[TC_EGRESS], check_mark(backend.id)
+        found = run_tc(fd, frame, ifindex=world.net.lb0, came_by=0, mark=mark)
+    assert found.verdict == Verdict.REDIRECT
+    assert expect.destination(found.packet) == backend.endpoint
+
+
 # --- on real devices ---
 
 
@@ -338,6 +403,26 @@ def test_a_connection_to_the_proxy(wired_world: World, wire: socket.socket, fam:
                 pass
         assert counted(world, Reason.FWD_L7) - before == 3
     assert table.flows(world, fam) == []
+
+
+def test_syn_cookies(wired_world: World, wire: socket.socket, fam: Family) -> None:
+    """The kernel has no connection before the client's ACK, which the waiting socket gets."""
+    world = wired_world
+    world.service(fam, fam.vip, 80, TCP, proxy_port=PORT)
+    with world.net.inside():
+        Path("/proc/sys/net/ipv4/tcp_syncookies").write_text("2")
+        waiting = listener(fam, TCP)
+    try:
+        with waiting:
+            wire.send(request(fam, TCP, 41100, seq=1000))
+            shaken = answer(wire, fam, fam.ip(fam.vip, fam.client) / Tcp(sport=80, dport=41100))[Tcp]
+            wire.send(request(fam, TCP, 41100, "A", seq=1001, ack=shaken.seq + 1))
+            taken, peer = waiting.accept()
+            taken.close()
+            assert peer[:2] == (fam.client, 41100)
+    finally:
+        with world.net.inside():
+            Path("/proc/sys/net/ipv4/tcp_syncookies").write_text("1")
 
 
 @pytest.mark.parametrize("bound", ["any", "loopback"])
