@@ -13,6 +13,7 @@ import pytest
 
 from lbagent.kernel.features import kernel_version
 from tests.e2e.cluster import DNS, WEB, Cluster
+from tests.e2e.test_monitor import CLOSED, begin, connect, monitoring
 from tests.lab import cgroup, traffic
 from tests.lab.debian_packages import HAPROXY, unpacked
 from tests.lab.manifests import Manifest
@@ -124,6 +125,21 @@ def get(space: Namespace, vip: str) -> traffic.Answer | str:
             return type(error).__name__
 
 
+def shows_the_first_packet(cluster: Cluster) -> None:
+    """Assert that `lbagent monitor` shows a SYN that the proxy gets, and no other packet of its connection."""
+    with monitoring(cluster, "--event-sample", "1") as monitor:
+        begin(monitor, cluster)
+        get(cluster.client, WEB[0])
+        row = monitor.next()
+        connect(cluster, WEB[0], CLOSED)
+        assert monitor.next()["reason"] == "reject_undefined_port"
+    facts = {key: row[key] for key in ("reason", "verdict", "flags", "service", "frontend", "backend", "device")}
+    assert facts == {
+        "reason": "fwd_l7", "verdict": "local", "flags": "S", "service": "e2e/web", "frontend": f"{WEB[0]}:80/TCP",
+        "backend": None, "device": "wan",
+    }  # fmt: skip
+
+
 def doctor(cluster: Cluster) -> str:
     """Return what `lbagent doctor` prints about the node."""
     words = ["doctor", "--device", "wan", "--bpffs", str(cluster.lab.bpffs)]
@@ -165,6 +181,7 @@ def test_haproxy(fresh: Callable[..., Cluster], attach: str, tmp_path: Path) -> 
                 assert len(traffic.request(sock, "/bytes?n=300000")) == 300000, "through it to a backend"
                 assert len(traffic.request(sock, "/bytes?n=300000")) == 300000
         assert [get(node, vip) for vip in WEB] == ["ConnectionRefusedError"] * 2
+        shows_the_first_packet(cluster)
         counted = cluster.packets()
         assert counted["fwd_l7"] > 100
         assert (counted["pass_l7"] > 100) == (attach == "xdp")
