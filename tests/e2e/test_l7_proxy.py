@@ -6,7 +6,9 @@ import contextlib
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,10 @@ def get(space: Namespace, vip: str) -> traffic.Answer | str:
             return type(error).__name__
 
 
+def is_refused(cluster: Cluster, vip: str) -> bool:
+    return get(cluster.client, vip) == "ConnectionRefusedError"
+
+
 def shows_the_first_packet(cluster: Cluster) -> None:
     """Assert that `lbagent monitor` shows a SYN that the proxy gets, and no other packet of its connection."""
     with monitoring(cluster, "--event-sample", "1") as monitor:
@@ -215,6 +221,25 @@ def test_a_proxy_of_datagrams(fresh: Callable[..., Cluster], attach: str) -> Non
         proxy.close()
     with cluster.client.entered(), pytest.raises(ConnectionRefusedError):
         traffic.dns_ask(DNS[0], 53)
+
+
+def test_max_flows(fresh: Callable[..., Cluster], tmp_path: Path) -> None:
+    """So many connections of both frontends together; one that ends makes room for another."""
+    cluster = fresh("xdp")
+    words = {**WORD, "lbagent.io/max-flows": "4", "lbagent.io/over-limit": "reject"}
+    cluster.web(annotations=words).write(cluster.folder)
+    cluster.agent.start()
+    with haproxy(cluster.lab.node, tmp_path, cluster.lab.backends["b1"].ipv4), contextlib.ExitStack() as stack:
+        with cluster.client.entered():
+            opened = [stack.enter_context(traffic.connect(vip, 80)) for vip in WEB for _ in range(2)]
+        for vip in WEB:
+            wait_for(partial(is_refused, cluster, vip), "the limit, after the agent has counted")
+        assert [traffic.request(each) for each in opened], "those that are open go on"
+        time.sleep(2)  # it counts again
+        wait_for(partial(is_refused, cluster, WEB[0]), "the limit")
+        opened[0].close()
+        wait_for(lambda: get(cluster.client, WEB[1]) == seen(WEB[1], 80, CLIENTS[6]), "room for another one")
+    assert cluster.packets()["drop_flow_limit"] >= 3
 
 
 def test_rule_and_route_of_the_agent(fresh: Callable[..., Cluster], tmp_path: Path) -> None:

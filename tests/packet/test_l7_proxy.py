@@ -11,6 +11,7 @@ import contextlib
 import os
 import select
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
 
 from lbagent.bpf.load.program_settings import ProgramSettings
+from lbagent.bpf.run.rule_counts import tick_now
 from lbagent.kernel import bpf_link
 from lbagent.kernel.features import has_tcx, kernel_version
 from lbagent.maps.backend_codec import check_mark
@@ -32,11 +34,13 @@ from lbagent.model.family import Family as ModelFamily
 from lbagent.net import proxy_route
 from lbagent.testing.bpf_test_run import Tc as Verdict
 from lbagent.testing.bpf_test_run import run_tc
+from tests.lab.netns import wait_for
 from tests.packet import craft, expect, table
+from tests.packet.clock import Clock
 from tests.packet.corpus import pieces
 from tests.packet.craft import BACKEND_MAC, NODE_MAC, ROUTER_MAC, Family
 from tests.packet.harness import open_world
-from tests.packet.test_flow_rules import RULES, rules
+from tests.packet.test_flow_rules import NUMBER, RECORD, RULES, rules
 from tests.packet.world import (
     L7,
     RANDOM,
@@ -202,6 +206,38 @@ def test_the_rate_of_new_connections(world: World, fam: Family, hook: str) -> No
                 assert at_tc(world, hook, request(fam, TCP, 40002, flags)).counted == {Reason.FWD_L7: 1}
         rules(world, row.id, rate=1, reject=True)
         refused(at_tc(world, hook, request(fam, TCP, 40003)), Reason.DROP_FLOW_RATE)
+    finally:
+        for name in ("lb_rules_of", "lb_rules", "lb_backend_flows"):
+            world.clear(name)
+
+
+def counted_connections(world: World, base: int, admitted: int, tick: int) -> None:
+    """Write what the agent does: how many connections there were, less what `admitted` was, and when."""
+    with world.maps.window("lb_rules", NUMBER * RECORD + 16, 4) as view:
+        view[:] = struct.pack("=I", tick & 0xFFFF)
+    with world.maps.window("lb_rules", NUMBER * RECORD + 56, 8) as view:
+        view[:] = struct.pack("=II", base - admitted & 0xFFFFFFFF, admitted)
+
+
+@pytest.mark.parametrize("admitted", [0, 7, 0xFFFFFFFF])
+def test_max_flows_of_connections_that_the_agent_counted(world: World, fam: Family, hook: str, admitted: int) -> None:
+    """Known connections are not limited. A count that is too old limits nothing: no agent is there to count those that ended."""
+    row = world.service(fam, fam.vip, 80, TCP, algorithm=RANDOM | RULES, proxy_port=PORT)
+    rules(world, row.id, flows=3)
+    try:
+        for base, age, is_limited in ((2, 0, False), (3, 0, True), (3, 9, True), (3, 11, False), (4, 0, True)):
+            counted_connections(world, base, admitted, Clock.START - age)
+            out = at_tc(world, hook, request(fam, TCP))
+            if is_limited:
+                assert out.dropped
+                assert out.counted == {Reason.DROP_FLOW_LIMIT: 1}
+            else:
+                refused(out)  # no socket is there
+        with world.net.inside():
+            opened = connection(fam, TCP, 40000)
+        with opened:
+            for flags in "SA":
+                assert at_tc(world, hook, request(fam, TCP, flags=flags)).counted == {Reason.FWD_L7: 1}
     finally:
         for name in ("lb_rules_of", "lb_rules", "lb_backend_flows"):
             world.clear(name)
@@ -403,6 +439,28 @@ def test_a_connection_to_the_proxy(wired_world: World, wire: socket.socket, fam:
                 pass
         assert counted(world, Reason.FWD_L7) - before == 3
     assert table.flows(world, fam) == []
+
+
+def test_each_syn_counts_until_the_agent_counts(wired_world: World, wire: socket.socket, fam: Family) -> None:
+    """The third one is not let in, though the agent has counted none."""
+    world = wired_world
+    row = world.service(fam, fam.vip, 80, TCP, algorithm=RANDOM | RULES, proxy_port=PORT)
+    rules(world, row.id, flows=2)
+    counted_connections(world, 0, 0, tick_now())
+    with world.net.inside():
+        waiting = listener(fam, TCP)
+    with waiting:
+        for port in (41200, 41201):
+            wire.send(request(fam, TCP, port, seq=1000))
+            assert answer(wire, fam, fam.ip(fam.vip, fam.client) / Tcp(sport=80, dport=port))[Tcp].flags == "SA"
+        before = counted(world, Reason.DROP_FLOW_LIMIT)
+        wire.send(request(fam, TCP, 41202, seq=1000))
+        wait_for(lambda: counted(world, Reason.DROP_FLOW_LIMIT) > before, "a drop")
+        counted_connections(world, 1, 2, tick_now())
+        wire.send(request(fam, TCP, 41202, seq=1000))
+        assert answer(wire, fam, fam.ip(fam.vip, fam.client) / Tcp(sport=80, dport=41202))[Tcp].flags == "SA"
+    for name in ("lb_rules_of", "lb_rules", "lb_backend_flows"):
+        world.clear(name)
 
 
 def test_syn_cookies(wired_world: World, wire: socket.socket, fam: Family) -> None:

@@ -73,14 +73,10 @@ def decode_l7_port(meta: Meta, report: Report, *, affinity: bool, rules: FlowRul
 
 
 def _say_unlimited(path: FieldPath, rules: FlowRules, report: Report) -> None:
-    """Warn of rules that count flows: connections to a proxy are none."""
-    counted = {
-        "max-flows": rules.max_flows,
-        "max-flows-per-backend": rules.max_flows_per_backend,
-        "slow-start": rules.slow_start_s,
-    }
-    if given := ", ".join(word for word, value in counted.items() if value):
-        report.warn(path, f"{given}: no effect with an L7 proxy", "connections to the proxy are not counted")
+    """Warn of rules about backends: the proxy selects them."""
+    of_backends = {"max-flows-per-backend": rules.max_flows_per_backend, "slow-start": rules.slow_start_s}
+    if given := ", ".join(word for word, value in of_backends.items() if value):
+        report.warn(path, f"{given}: no effect with an L7 proxy", "the proxy selects the backends")
 
 
 def _say_not_yet(path: FieldPath, word: str, report: Report) -> None:

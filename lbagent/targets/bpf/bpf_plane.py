@@ -60,6 +60,7 @@ from lbagent.targets.bpf.network_follower import NetworkFollower
 from lbagent.targets.bpf.packet_sampling import PacketSampling
 from lbagent.targets.bpf.passing_rows import PassingRows
 from lbagent.targets.bpf.pin_removal import remove_pins
+from lbagent.targets.bpf.proxy_connections import ProxyConnections
 from lbagent.targets.bpf.proxy_route_keeper import ProxyRoute
 from lbagent.targets.bpf.self_test import SelfTest
 from lbagent.targets.bpf.socket_frontends import socket_frontends
@@ -212,6 +213,7 @@ class BpfDataPlane:
 
             group.create_task(DeadPeers(self.maps, target.is_former_backend).run(target.changed_from))
         group.create_task(target.proxies.run(target.ready))
+        group.create_task(ProxyConnections(self.maps, target.flow_rules.proxied).run())
         group.create_task(self._self_test.run())
         group.create_task(self.handshake_watch.run())
         if EVENT_MAP in self.maps.fds:

@@ -113,17 +113,24 @@ AI bool l7_find_proxy(lb_ctx *ctx, const struct lb_pkt *pk, __be16 port)
 	return l7_assign(ctx, pk, &loopback, port);
 }
 
-/* May the packet begin a connection, by the Service's rules? Each SYN counts to the rate until the kernel has its connection. Returns 0 or
- * a reason. Datagrams are not counted, as nothing tells the first one. */
+/* May the packet begin a connection, by the Service's rules? Each SYN counts until the kernel has its connection. Returns 0 or a reason.
+ * Datagrams are not counted, as nothing tells the first one. */
 AI u32 l7_admit(const struct lb_scratch *s, const struct lb_service *svc)
 {
 	struct lb_rules *rules = rules_at(rules_number(s->service));
 
 	if (!SVC_RULES(svc) || !is_syn(&s->pk))
 		return 0;
-	if (rules_are_full(rules))
+	if (reaches(rules_live(rules) + rules_proxied(rules), RD32(&rules->max_flows)))
 		return REASON_DROP_FLOW_LIMIT;
 	return rules_rate_admits(rules) ? 0 : REASON_DROP_FLOW_RATE;
+}
+
+/* The proxy gets the SYN of a new connection: it counts until the agent has counted the kernel's. */
+AI void l7_admitted(const struct lb_scratch *s, const struct lb_service *svc)
+{
+	if (!LB_IS_DRY && SVC_RULES(svc) && is_syn(&s->pk))
+		__sync_fetch_and_add(&rules_at(rules_number(s->service))->admitted, 1);
 }
 
 /* An ICMP error that quotes a packet of no flow: the kernel gets it if a frontend with a proxy has sent that (PMTU discovery). */
@@ -209,5 +216,6 @@ AI int l7_main(lb_ctx *ctx)
 		return slow_path_empty(ctx, s, svc);
 	}
 	TRACE(PROXY, TRACE_PROXY_FOUND, SVC_PROXY_PORT(svc));
+	l7_admitted(s, svc);
 	return l7_pass(ctx, s);
 }
