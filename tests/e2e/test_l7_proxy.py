@@ -196,6 +196,9 @@ def test_haproxy(fresh: Callable[..., Cluster], attach: str, tmp_path: Path) -> 
         assert f"the proxy at port {PORT} gets it" in asked
         listed = {row["frontend"]: row for row in cluster.agent.api.services()}
         assert listed[f"{WEB[0]}:80/TCP"]["l7_proxy_port"] == PORT
+        assert f"L7 proxy at port {PORT}" in cluster.agent.cli("svc", "get", "e2e/web").stdout
+        (line,) = [each for each in cluster.agent.cli("svc", "list").stdout.splitlines() if f"{WEB[0]}:80/TCP" in each]
+        assert "proxy" in line.split()
         assert cluster.agent.cli("verify", check=False).returncode == 0
         assert "a process waits at each port of an L7 proxy" in doctor(cluster)
     assert f"no process waits at {PORT}/TCP" in doctor(cluster)
