@@ -36,8 +36,8 @@ global
 defaults
     mode http
     timeout connect 5s
-    timeout client 30s
-    timeout server 30s
+    timeout client 300s
+    timeout server 300s
 frontend services
     bind :{port} transparent
     bind :::{port} v6only transparent

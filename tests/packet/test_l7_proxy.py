@@ -211,10 +211,15 @@ def test_the_rate_of_new_connections(world: World, fam: Family, hook: str) -> No
             world.clear(name)
 
 
-def counted_connections(world: World, base: int, admitted: int, tick: int) -> None:
-    """Write what the agent does: how many connections there were, less what `admitted` was, and when."""
+def counted_at(world: World, tick: int) -> None:
+    """Write when the agent counted."""
     with world.maps.window("lb_rules", NUMBER * RECORD + 16, 4) as view:
         view[:] = struct.pack("=I", tick & 0xFFFF)
+
+
+def counted_connections(world: World, base: int, admitted: int, tick: int) -> None:
+    """Write what the agent does: how many connections there were, less what `admitted` was, and when."""
+    counted_at(world, tick)
     with world.maps.window("lb_rules", NUMBER * RECORD + 56, 8) as view:
         view[:] = struct.pack("=II", base - admitted & 0xFFFFFFFF, admitted)
 
@@ -454,6 +459,7 @@ def test_each_syn_counts_until_the_agent_counts(wired_world: World, wire: socket
             wire.send(request(fam, TCP, port, seq=1000))
             assert answer(wire, fam, fam.ip(fam.vip, fam.client) / Tcp(sport=80, dport=port))[Tcp].flags == "SA"
         before = counted(world, Reason.DROP_FLOW_LIMIT)
+        counted_at(world, tick_now())  # it counts nothing, and is alive
         wire.send(request(fam, TCP, 41202, seq=1000))
         wait_for(lambda: counted(world, Reason.DROP_FLOW_LIMIT) > before, "a drop")
         counted_connections(world, 1, 2, tick_now())
