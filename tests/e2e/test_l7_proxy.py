@@ -260,10 +260,10 @@ def test_rule_and_route_of_the_agent(fresh: Callable[..., Cluster], tmp_path: Pa
         wait_for(lambda: get(cluster.client, WEB[0]) == seen(WEB[0], 80, CLIENTS[4]), "the proxy")
         for family in "46":
             node.run(["ip", f"-{family}", "rule", "del", "fwmark", MARK])
-        wait_for(lambda: policy(node) == whole, "the rules again")
+        wait_for(lambda: policy(node) == whole, "the rules again", 60)
         for family in "46":
             node.run(["ip", f"-{family}", "route", "flush", "table", "19511"])
-        wait_for(lambda: policy(node) == whole, "the routes again")
+        wait_for(lambda: policy(node) == whole, "the routes again", 60)
         cluster.agent.kill()
         assert get(cluster.client, WEB[1]) == seen(WEB[1], 80, CLIENTS[6])
         cluster.agent.start()
