@@ -1,7 +1,7 @@
 """Which external addresses the programs of this node serve for outside clients: by the rows of the State in the maps. Pure.
 
 A row has the backends that model/select.py selected for this node; addresses without room in a map or of another Service have
-none. An address is served while any of its ports has a backend that takes new flows.
+none. An address is served while any of its ports has a backend that takes new flows, or an L7 proxy, which needs none.
 """
 
 from __future__ import annotations
@@ -46,4 +46,5 @@ class ServedAddresses:
 
 
 def _serves(svc: SVC) -> bool:
-    return svc.type in EXTERNAL_TYPES and svc.frontend.scope is Scope.EXTERNAL and bool(svc.selectable)
+    is_outside = svc.type in EXTERNAL_TYPES and svc.frontend.scope is Scope.EXTERNAL
+    return is_outside and bool(svc.selectable or svc.l7_lb_proxy_port)

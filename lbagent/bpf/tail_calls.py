@@ -34,6 +34,7 @@ TAIL_CALLS = (
     TailCall("event", "pk, event_reason, event_verdict: the verdict is recorded and returned"),
     TailCall("echo", "pk without ports: an echo request that may be to an address of a service"),
     TailCall("choose", "pk, hash, choice, rules_*: a flow of a Service with rules gets its backend, or is refused"),
+    TailCall("l7", "pk: a packet, or an ICMP error, to a frontend of an L7 proxy is given to the kernel's sockets"),
     TailCall("sctp", "hook_flags: a plain frame of SCTP, of a flow that may be known"),
     TailCall("sctp_chunk", "pk without flags: what the first chunk of an SCTP packet does to its flow"),
     TailCall(

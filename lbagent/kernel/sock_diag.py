@@ -19,7 +19,7 @@ _BY_FAMILY, _DESTROY = 20, 21  # nlmsg_type
 _ERROR, _DONE = 2, 3
 _REQUEST, _ACK, _DUMP = 1, 4, 0x300
 _ESTABLISHED = 1  # also the state of a connected UDP socket
-_SYN_SENT, _TIME_WAIT, _LISTEN, _NEW_SYN_RECV = 2, 6, 10, 12
+_SYN_SENT, _SYN_RECV, _FIN_WAIT1, _FIN_WAIT2, _TIME_WAIT, _CLOSE_WAIT, _LISTEN, _NEW_SYN_RECV = 2, 3, 4, 5, 6, 8, 10, 12
 _ANY_STATE = 0xFFFFFFFF
 _HEADER = 16  # bytes of nlmsghdr
 _ID_AT, _ID_BYTES = 4, 48  # struct inet_diag_sockid in struct inet_diag_msg
@@ -78,6 +78,12 @@ def tcp_connections_to(port: int) -> list[ConnectedSocket]:
     return _sockets(socket.IPPROTO_TCP, 1 << _ESTABLISHED | 1 << _SYN_SENT, peer_port=port)
 
 
+def tcp_connections_at(port: int) -> list[ConnectedSocket]:
+    """Return the TCP sockets whose own port it is (host order; 0: any), and that neither side alone could end. Raises OSError."""
+    states = _ESTABLISHED, _SYN_RECV, _FIN_WAIT1, _FIN_WAIT2, _CLOSE_WAIT, _NEW_SYN_RECV
+    return _sockets(socket.IPPROTO_TCP, sum(1 << state for state in states), port=port)
+
+
 def tcp_listeners() -> list[ConnectedSocket]:
     """Return the TCP sockets that listen. Raises OSError."""
     return _sockets(socket.IPPROTO_TCP, 1 << _LISTEN)
@@ -93,8 +99,8 @@ def udp_sockets() -> list[ConnectedSocket]:
     return _sockets(socket.IPPROTO_UDP, _ANY_STATE)
 
 
-def _sockets(protocol: int, states: int, *, peer_port: int = 0) -> list[ConnectedSocket]:
-    ident = struct.pack(">HH", 0, peer_port) + bytes(_ID_BYTES - 4)
+def _sockets(protocol: int, states: int, *, port: int = 0, peer_port: int = 0) -> list[ConnectedSocket]:
+    ident = struct.pack(">HH", port, peer_port) + bytes(_ID_BYTES - 4)
     out = []
     with _open() as netlink:
         for family in (socket.AF_INET, socket.AF_INET6):

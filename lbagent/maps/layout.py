@@ -227,15 +227,17 @@ LB_TCP = _layout(
 
 # The rules of a Service about its new flows (bpf/include/service/flow_rules.h). The agent writes: limits, 0 for none; the time of
 # one flow of new-flow-rate (ns); ticks of slow-start, RULES_*; what is to be added to `opened` - `closed`. The programs count these
-# two, and write the rate's bucket.
+# two, and write the rate's bucket. With an L7 proxy no flow is counted: the agent writes into `proxied` how many connections the
+# kernel has, less what `admitted` was, and the tick into slow_start; the programs count in `admitted` the SYNs that the proxy got.
 LB_RULES = _layout(
     "lb_rules",
     "u32 max_flows, u32 max_per_backend, u64 rate_interval, u32 slow_start, u32 flags, u64 base,"
-    "u64 opened, u64 closed, u64 rate_at, pad8 pad",
+    "u64 opened, u64 closed, u64 rate_at, u32 proxied, u32 admitted",
 )
 RULES = 1 << 13  # records of lb_rules, the first one unused
 RULES_REJECT = 1  # over-limit: reject
 RULES_WEIGHTED = 2  # the backends' weights differ: there is a Maglev table to draw from
+PROXIED_VALID = 10  # ticks that `proxied` holds: without an agent, connections to a proxy are not limited
 RULES_SCAN, RULES_SCANS = 64, 8  # slots that one run of CALL_CHOOSE searches for a backend that is not full, and runs
 # Of a backend id: live flows that the programs count; what is to be added, weight, tick (its low 16 bits) since when a new backend
 # is usable, 0: no slow start.
@@ -311,6 +313,9 @@ class PathL4(IntEnum):
 # and 16-23. Bits 14 and 15 are those of kube-proxy's rules and stay 0.
 CHECK_MARK, CHECK_MARK_MASK = 0x4C000000, 0xFF00C000
 CHECK_MARK_LOW_BITS = 14
+# The mark of a packet that is given to the socket of an L7 proxy: the agent's rule has it routed to this node itself, whatever its
+# destination (net/proxy_route.py). No mark of a health check: those have the high byte.
+L7_MARK = 0x4C37
 
 
 class DeviceFlag(IntEnum):

@@ -25,6 +25,7 @@ class Reason(IntEnum):
     FWD_FRAGMENT = 9  # later fragment of a known datagram
     FWD_SOCKET = 10  # no packet: a socket of the node got a backend's address (--socket-lb)
     FWD_FORMER_LEADER = 11  # no flow here and not a first packet: sent to the previous leader of the announced address
+    FWD_L7 = 12  # given to the socket of the Service's L7 proxy on this node (l7-proxy-port)
     # passed untouched
     PASS_NOT_SERVICE = 16  # the prefilter matched, but its address has no service
     PASS_UNSUPPORTED = 17  # a protocol or header that the programs do not translate
@@ -33,6 +34,7 @@ class Reason(IntEnum):
     PASS_NEIGHBOR = 20  # XDP cannot send it: left to tc_after_xdp, which counts it again
     PASS_FOREIGN_SOURCE = 22  # from a backend that sees its clients, but not by the device that leads to the backend
     PASS_NEW_FLOW = 23  # no flow; with --new-flows syn what is older than the programs is left to another proxy
+    PASS_L7 = 24  # for the L7 proxy of the Service: XDP leaves it to tc_after_xdp, which counts it again
     # answered by the program
     REJECT_NO_BACKEND = 32  # the service has no backend: RST, ABORT (SCTP) or port unreachable
     REJECT_BACKEND_GONE = 33  # the backend of a TCP or SCTP flow was removed: RST, ABORT
@@ -95,7 +97,7 @@ VERDICTS = ("forward", "local", "answer", "drop", "pass")
 
 def verdict_of(reason: int) -> str:
     """Return the verdict of a reason, one of VERDICTS: its numbers are in groups."""
-    if reason == Reason.FWD_LOCAL:
+    if reason in (Reason.FWD_LOCAL, Reason.FWD_L7):
         return "local"
     if reason < Reason.PASS_NOT_SERVICE:
         return "forward"

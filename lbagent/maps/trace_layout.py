@@ -35,9 +35,12 @@ class TraceStep(IntEnum):
     NEXT_HOP = 14  # a: TRACE_OUT_*; b: ifindex
     SEND = 15  # a: ifindex; b: flags of bpf_redirect()
     ANSWER = 16  # a: Reason; b: MTU
+    PROXY = 17  # a: TRACE_PROXY_*; b: port of the L7 proxy
 
 
 TRACE_MISS, TRACE_HIT, TRACE_WILDCARD = 0, 1, 2
+# no socket of a proxy; the packet leaves the node; the kernel has its connection; a socket waits for new ones
+TRACE_PROXY_NONE, TRACE_PROXY_LEAVES, TRACE_PROXY_CONNECTED, TRACE_PROXY_FOUND = range(4)
 
 
 class TraceRecord(NamedTuple):

@@ -17,12 +17,11 @@ import msgspec
 
 from lbagent.iproute import AsyncIPRoute, NetlinkError
 from lbagent.model.family import Family
-from lbagent.net.netlink_messages import NTF_EXT_MANAGED, NUD_PERMANENT, SOCKET_FAMILY
+from lbagent.net.netlink_messages import NTF_EXT_MANAGED, NUD_PERMANENT, OUR_PROTOCOL, SOCKET_FAMILY
 from lbagent.net.paths import Hop
 
 NTF_USE = 1
 NUD_NONE = 0
-OUR_PROTOCOL = 76  # marks entries requested by an agent (`ip -d neigh`: proto 76)
 MAX_MANAGED = 512  # half of the kernel's usual gc_thresh3: never crowd out the stack's own neighbours
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0  # between two requests for a neighbour that the kernel does not keep
 ASK_INTERVAL_S = 20.0  # a neighbour requested by NTF_USE stays reachable for at least 15 s and resolved far longer

@@ -27,6 +27,7 @@ NEIGHBOUR_UNICAST = 1
 NUD_PERMANENT = 0x80
 NTF_EXT_MANAGED = 1  # the kernel keeps the entry resolved by itself (Linux 5.16)
 NUD_VALID = 0x80 | 0x40 | 0x02 | 0x10 | 0x04 | 0x08  # permanent noarp reachable probe stale delay
+OUR_PROTOCOL = 76  # marks what an agent made: neighbours (`ip -d neigh`: proto 76), the rule of proxy_route.py
 KERNEL_RULES = frozenset({(0, 255), (32766, 254), (32767, 253)})  # priority, table
 
 
@@ -106,9 +107,11 @@ def _gateway(message: Any) -> bytes:
 
 
 def usual_rule(message: Any) -> bool:
-    """Return whether a policy rule is one of the kernel's own three."""
+    """Return whether a policy rule is one of the kernel's own three, or the agent's own, which routes no packet to a backend."""
     table = message.get_attr("FRA_TABLE") or message["table"]
-    return (message.get_attr("FRA_PRIORITY") or 0, table) in KERNEL_RULES
+    return (message.get_attr("FRA_PRIORITY") or 0, table) in KERNEL_RULES or message.get_attr(
+        "FRA_PROTOCOL"
+    ) == OUR_PROTOCOL
 
 
 class NeighbourMessage(NamedTuple):

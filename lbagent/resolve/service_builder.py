@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from lbagent.model.address import L3n4Addr, Scope, format_ip
+from lbagent.model.address import L3n4Addr, L4Type, Scope, format_ip
 from lbagent.model.backend import DEFAULT_BACKEND_WEIGHT, MAX_WEIGHT, Backend, BackendState
 from lbagent.model.family import Family
 from lbagent.model.flags import ServiceFlags, SvcFlagParam
@@ -211,6 +211,7 @@ class ServiceBuilder:
         check = service.ranges_given and _is_restricted(service, want.type)
         dsr = service.dsr and want.is_routable
         nat = _nat_policy(service, frontend)
+        proxy_port = 0 if frontend.protocol is L4Type.SCTP else service.l7_proxy_port  # sockets of TCP and UDP
         flags = ServiceFlags.from_param(
             SvcFlagParam(
                 want.type,
@@ -220,7 +221,7 @@ class ServiceBuilder:
                 session_affinity=service.has_affinity,
                 is_routable=want.is_routable,
                 check_source_range=check,
-                l7_load_balancer=bool(service.l7_proxy_port),
+                l7_load_balancer=bool(proxy_port),
                 loopback_hostport=want.loopback,
                 source_range_deny=service.ranges_deny,
                 forwarding_dsr=dsr,
@@ -246,7 +247,7 @@ class ServiceBuilder:
             source_ranges_deny=service.ranges_deny and check,
             check_source_range=check,
             flags=flags,
-            l7_lb_proxy_port=service.l7_proxy_port,
+            l7_lb_proxy_port=proxy_port,
             loopback_hostport=want.loopback,
             health_check_node_port=service.health_check_node_port,
             health_check_addresses=checked,

@@ -52,6 +52,7 @@ class Feature(StrEnum):
     COUNTERS = "counters"  # packets and bytes by frontend, backend and reason
     ECHO_REPLY = "echo_reply"  # addresses of Services answer pings while they take new flows
     FLOWS = "flows"  # lists and counts flows
+    L7_PROXY = "l7_proxy"  # gives packets to a proxy on this node (lbagent.io/l7-proxy-port)
     MAGLEV = "maglev"
     PORT_RANGES = "port_ranges"  # serves a range of ports (lbagent.io/port-range)
     REJECT = "reject"  # RST and ICMP answers where a frontend has no backend

@@ -60,6 +60,7 @@ def items(listed: ListedFields[Any]) -> list[Any]:
                     source_ranges=ranges,
                     name=RESTORED,
                     stale_flows_s=30,
+                    l7_lb_proxy_port=15001,
                     slotless=(Backend(9, DNS, BackendState.TERMINATING, gone=True),),
                 ),
             )

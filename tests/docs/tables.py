@@ -79,7 +79,7 @@ def value_of(option: Option) -> str:
 
 def reason_rows() -> Iterator[tuple[str, ...]]:
     """Take each reason's meaning from the comment beside its number."""
-    said = dict(re.findall(r"^    ([A-Z_]+) = \d+(?:  # (.*))?$", SOURCE.read_text(), re.MULTILINE))
+    said = dict(re.findall(r"^    ([A-Z0-9_]+) = \d+(?:  # (.*))?$", SOURCE.read_text(), re.MULTILINE))
     for reason in Reason:
         if reason:
             yield str(int(reason)), f"`{label(reason)}`", said[reason.name]

@@ -37,7 +37,7 @@ from tests.packet.world import (
 )
 
 POD_PORTS = (40600, 2600)  # of client pods; the second one is a SNAT port of the node, too
-PORTS = {"mixed": 80, "maglev": 81, "sticky": 82, "empty": 83, "ranged": 84, "small": 85}
+PORTS = {"mixed": 80, "maglev": 81, "sticky": 82, "empty": 83, "ranged": 84, "small": 85, "proxied": 86}
 
 
 @dataclass
@@ -104,6 +104,7 @@ def _services(scene: Scene, fam: Family, proto: int) -> None:
             ranges=ranged,
         ),
         world.service(fam, fam.vip, PORTS["small"], proto, small),
+        world.service(fam, fam.vip, PORTS["proxied"], proto, remote, proxy_port=15001),
         world.service(fam, fam.node2, 30080, proto, [*remote, *local]),
         world.service(fam, fam.vip2, 80, proto, remote, flags=0),
     ]
@@ -140,6 +141,9 @@ def _flows(scene: Scene, fam: Family, proto: int) -> None:
 def _insiders(scene: Scene, fam: Family, proto: int) -> None:
     """Add pods as clients, of themselves too, and one client port that talks to every frontend."""
     net = scene.world.net
+    sent = craft.segment(fam, proto, fam.vip, PORTS["proxied"], fam.client, 40700, "PA", load=b"answer of the proxy")
+    error = craft.icmp_error(fam, fam.router, fam.vip, fam.too_big(1300), bytes(sent))
+    scene.add("error", craft.frame(error), net.lb0, XDP, TC_INGRESS)
     for row in scene.rows:
         if (row.family, row.proto) != (fam, proto):
             continue

@@ -37,7 +37,7 @@ FOR_EVER = 1 << 62  # ticks: ages are right, as after a sweep
 RANDOM, MAGLEV = 1, 2
 TYPE_CLUSTER_IP, TYPE_NODE_PORT, TYPE_LOAD_BALANCER = 0, 2, 0x20
 ROUTABLE, AFFINITY, SOURCE_RANGE, EXT_LOCAL = 0x40, 0x10, 0x80, 0x04
-INT_LOCAL, TWO_SCOPES, RANGE_DENY = 0x1000, 0x2000, 0x4000
+INT_LOCAL, TWO_SCOPES, RANGE_DENY, L7 = 0x1000, 0x2000, 0x4000, 0x0400
 STATE_ACTIVE, STATE_TERMINATING, STATE_QUARANTINED, STATE_MAINTENANCE = 0, 1, 2, 3
 _REASONS = [reason for reason in Reason if reason]
 XDP, TC_INGRESS, TC_EGRESS, TC_AFTER_XDP = "xdp", "tc_ingress", "tc_egress", "tc_after_xdp"
@@ -89,6 +89,7 @@ class Outcome:
     packet: bytes
     counted: Counter[Reason] = field(default_factory=Counter)
     metadata: bytes = b""  # what XDP put before the frame
+    mark: int = 0  # by which the stack routes it
 
     @property
     def forwarded(self) -> bool:
@@ -313,16 +314,15 @@ class World:
         self, family: Family, address: str, port: int, proto: int = TCP, backends: Sequence[BackendRow] = (), *,
         others: Sequence[BackendRow] = (), flags: int = TYPE_LOAD_BALANCER | ROUTABLE, algorithm: int = RANDOM,
         affinity_s: int = 0, scope: int = 0, ranges: Iterable[str] = (), deny: bool = False, ident: int | None = None,
-        elsewhere: bool = False, last_port: int = 0, prefixes: Iterable[tuple[int, int]] = (),
+        elsewhere: bool = False, last_port: int = 0, prefixes: Iterable[tuple[int, int]] = (), proxy_port: int = 0,
     ) -> ServiceRow:  # fmt: skip
         """Enter a frontend with everything that a new flow reads; slot 0 last."""
         if ident is None:
             self._service_id += 1
             ident = self._service_id
-        flags |= (AFFINITY if affinity_s else 0) | (RANGE_DENY if deny else 0)
-        row = ServiceRow(
-            ident, family, address, port, proto, scope, flags, tuple(backends), algorithm << 24 | affinity_s, last_port
-        )
+        flags |= (AFFINITY if affinity_s else 0) | (RANGE_DENY if deny else 0) | (L7 if proxy_port else 0)
+        target = algorithm << 24 | affinity_s | proxy_port
+        row = ServiceRow(ident, family, address, port, proto, scope, flags, tuple(backends), target, last_port)
         self.services.append(row)
         slots = [*backends, *others]
         if affinity_s:
@@ -417,7 +417,7 @@ class World:
             {reason: now[reason] - self._counters[reason] for reason in now if now[reason] != self._counters[reason]}
         )
         self._counters = now
-        return Outcome(hook, result.verdict, result.packet, counted, result.metadata)
+        return Outcome(hook, result.verdict, result.packet, counted, result.metadata, result.mark)
 
     def raw(self, hook: str, frame: bytes, device: int = 0, *, came_by: int = 0, gso_size: int = 0) -> Result:
         """Run one frame; the caller is in the namespace already. Quick: no counters are read."""

@@ -26,6 +26,8 @@ def _selectable_of_all(row: Row) -> str:
 
 
 def _selected_state(row: Row) -> str:
+    if row.get("l7_proxy_port"):
+        return "proxy"
     states = {backend["state"] for backend in row["backends"] if backend["selectable"]}
     return "active" if "active" in states else next(iter(sorted(states)), "empty")
 
@@ -116,6 +118,13 @@ SERVICES: ListedFields[ListedService] = ListedFields(
             optional=True,
         ),
         Field(
+            "l7_proxy_port",
+            NUMBER,
+            "port of the L7 proxy on this node that gets the packets; left out where there is none",
+            lambda x: x.svc.l7_lb_proxy_port,
+            optional=True,
+        ),
+        Field(
             "ext_traffic_policy",
             TEXT,
             "`Cluster`, `Local`",
@@ -163,7 +172,8 @@ SERVICES: ListedFields[ListedService] = ListedFields(
         Field(
             "",
             TEXT,
-            "which backends take new flows: `active` ones; `terminating` ones when no other is left; none (`empty`)",
+            "which backends take new flows: `active` ones; `terminating` ones when no other is left; none (`empty`); an L7 "
+            "`proxy` does",
             None,
             "STATE",
             _selected_state,

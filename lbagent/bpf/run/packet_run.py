@@ -39,12 +39,16 @@ class Tc(IntEnum):
 
 @dataclass(frozen=True)
 class Result:
-    """`verdict` is an Xdp or Tc member's number; `packet` the frame as the program left it, `metadata` what XDP put before it."""
+    """`verdict` is an Xdp or Tc member's number; `packet` the frame as the program left it, `metadata` what XDP put before it.
+
+    `mark`: by which the stack routes it (tc).
+    """
 
     verdict: int
     packet: bytes
     duration_ns: int
     metadata: bytes = b""
+    mark: int = 0
 
 
 def run_xdp(fd: int, packet: bytes, *, ifindex: int = 0, repeat: int = 1, metadata: bytes = b"") -> Result:
@@ -82,4 +86,5 @@ def run_tc(
     with kernel_errors("test run", "a tc program"):
         out = bpf_prog.prog_test_run(fd, packet, ctx=bytes(ctx), repeat=repeat)
     verdict = out.retval - (1 << 32) if out.retval >> 31 else out.retval
-    return Result(verdict, out.data, out.duration_ns)
+    (left,) = struct.unpack_from("<I", out.ctx, _SKB_MARK)
+    return Result(verdict, out.data, out.duration_ns, mark=left)

@@ -130,6 +130,8 @@ def _details(row: dict[str, Any]) -> list[str]:
     facts = [f"id {row['id']}", row["type"], row["algorithm"]]
     if row["affinity_timeout_s"]:
         facts.append(f"affinity {row['affinity_timeout_s']} s")
+    if port := row.get("l7_proxy_port"):
+        facts.append(f"L7 proxy at port {port}")
     facts.append(f"external {row['ext_traffic_policy']}, internal {row['int_traffic_policy']}")
     head = f"{frontend_name(row)}{GAP}{service_name(row)}" + (f":{row['port_name']}" if row["port_name"] else "")
     lines = [head, "  " + GAP.join(facts), "  flags: " + ", ".join(row["flags"])]

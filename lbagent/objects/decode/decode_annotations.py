@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lbagent.model.flow_rules import FlowRules
 from lbagent.model.service import Algorithm, SVCNatPolicy
 from lbagent.objects.decode import annotation_words, decode_flow_rules
 from lbagent.objects.decode.report import Report, annotation
@@ -17,7 +18,6 @@ _NOT_YET = {
     "nat46": "only backends of the frontend's own IP family are used",
     "nat64": "only backends of the frontend's own IP family are used",
 }
-_L7_INSTEAD = "packets to these frontends are passed to the stack as they are"
 _ANNOTATIONS = (
     annotation_words.OF_POOLS
     | decode_flow_rules.WORDS
@@ -54,7 +54,7 @@ def decode_annotations(meta: Meta, report: Report) -> tuple[Algorithm, bool, SVC
     return algorithm, dsr, nat
 
 
-def decode_l7_port(meta: Meta, report: Report, *, affinity: bool) -> int:
+def decode_l7_port(meta: Meta, report: Report, *, affinity: bool, rules: FlowRules) -> int:
     """Return the port of the L7 proxy, 0 for none: the master entry has it in place of the affinity time-out."""
     found = annotation(meta, "l7-proxy-port")
     if found is None:
@@ -68,8 +68,15 @@ def decode_l7_port(meta: Meta, report: Report, *, affinity: bool) -> int:
         report.error(path, "cannot go with sessionAffinity", "it is ignored")
         return 0
     if port:
-        report.warn(path, f"port {port} has no effect yet", _L7_INSTEAD)
+        _say_unlimited(path, rules, report)
     return port
+
+
+def _say_unlimited(path: FieldPath, rules: FlowRules, report: Report) -> None:
+    """Warn of rules about backends: the proxy selects them."""
+    of_backends = {"max-flows-per-backend": rules.max_flows_per_backend, "slow-start": rules.slow_start_s}
+    if given := ", ".join(word for word, value in of_backends.items() if value):
+        report.warn(path, f"{given}: no effect with an L7 proxy", "the proxy selects the backends")
 
 
 def _say_not_yet(path: FieldPath, word: str, report: Report) -> None:

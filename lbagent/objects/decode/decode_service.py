@@ -63,7 +63,7 @@ def decode_service(raw: wire.Service, namespace: str, name: str, report: Report)
     algorithm, dsr, nat = decode_annotations(meta, report)
     rules = decode_flow_rules(meta, algorithm, report)
     timeout = _affinity(spec, report)
-    l7_port = decode_l7_port(meta, report, affinity=timeout > 0)
+    l7_port = decode_l7_port(meta, report, affinity=timeout > 0, rules=rules)
     all_ranges = decode_ranges_for(meta, report)
     ranges, given, deny = _NO_RANGES
     if kind == "LoadBalancer" or all_ranges:

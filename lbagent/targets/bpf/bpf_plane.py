@@ -60,6 +60,8 @@ from lbagent.targets.bpf.network_follower import NetworkFollower
 from lbagent.targets.bpf.packet_sampling import PacketSampling
 from lbagent.targets.bpf.passing_rows import PassingRows
 from lbagent.targets.bpf.pin_removal import remove_pins
+from lbagent.targets.bpf.proxy_connections import ProxyConnections
+from lbagent.targets.bpf.proxy_route_keeper import ProxyRoute
 from lbagent.targets.bpf.self_test import SelfTest
 from lbagent.targets.bpf.socket_frontends import socket_frontends
 from lbagent.targets.bpf.vip_map import responder
@@ -168,6 +170,7 @@ class BpfDataPlane:
         self.sampling.is_possible = EVENT_MAP in self.maps.fds
         self.left_datagrams = LeftDatagrams(self.maps)
         await self._leave_datagrams()
+        self.target.proxies.route = ProxyRoute()
         self._use_settings(config)
         return resized.problems
 
@@ -209,6 +212,8 @@ class BpfDataPlane:
             from lbagent.bpf.run.dead_peers import DeadPeers
 
             group.create_task(DeadPeers(self.maps, target.is_former_backend).run(target.changed_from))
+        group.create_task(target.proxies.run(target.ready))
+        group.create_task(ProxyConnections(self.maps, target.flow_rules.proxied).run())
         group.create_task(self._self_test.run())
         group.create_task(self.handshake_watch.run())
         if EVENT_MAP in self.maps.fds:
@@ -331,6 +336,7 @@ class BpfDataPlane:
     def _network_changed(self, network: NodeNetwork) -> None:
         if self.devices is not None:
             self.devices.follow(network)
+        self.target.proxies.network_changed()
         self.on_network(network)
 
     # --- the State, by the target ---
@@ -492,6 +498,8 @@ class BpfDataPlane:
         texts = [text for name, text in self.devices.problems.items() if name not in shown]
         if self.target.stale.problem:
             texts.append(self.target.stale.problem)
+        if self.target.proxies.problem:
+            texts.append(self.target.proxies.problem)
         return texts + [each.text for each in REVERSE_PATH_STRICT.findings(RunningContext(self))]
 
     def checks(self) -> CheckGroup[RunningContext]:

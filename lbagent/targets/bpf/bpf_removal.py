@@ -11,9 +11,10 @@ from lbagent.errors import ConfigError, LbError
 from lbagent.kernel.bpffs import is_bpffs
 from lbagent.kernel.kernel_error import kernel_error
 from lbagent.maps.kernel_maps import KernelMaps
+from lbagent.maps.layout import L7_MARK
 from lbagent.maps.pins import pin_dir
 from lbagent.model.address import format_ip
-from lbagent.net import neighbours
+from lbagent.net import neighbours, proxy_route
 from lbagent.net.namespace_devices import are_here
 from lbagent.net.paths import Hop
 from lbagent.targets.bpf import vip_map
@@ -62,6 +63,8 @@ def remove_held(lock: AgentLock, root: Path) -> list[str]:
     released = asyncio.run(neighbours.release(hops)) if hops else set()
     if released:
         gone.append(f"released {len(released)} neighbours")
+    if asyncio.run(proxy_route.remove(L7_MARK)):
+        gone.append(f"removed the rule and the route of mark {L7_MARK:#x}")
     if is_elsewhere:
         gone += _left_elsewhere(hops - released, devices, filters)
     return gone

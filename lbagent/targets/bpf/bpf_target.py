@@ -39,6 +39,7 @@ from lbagent.targets.bpf.echo_map import EchoMap
 from lbagent.targets.bpf.extra_snat_paths import extra_snat_addresses, ids_of, of_backends
 from lbagent.targets.bpf.namespace_use import BACKEND_IDS, SERVICE_IDS, largest_namespaces
 from lbagent.targets.bpf.plan import PathProvider, plan_paths, planning
+from lbagent.targets.bpf.proxy_route_keeper import ProxyRouteKeeper
 from lbagent.targets.bpf.restore import Restored, give_ids, id_assigner, nothing_restored, restore
 from lbagent.targets.bpf.retention import Retention, restored_backend, restored_state, restoring
 from lbagent.targets.bpf.rules_keeper import FlowRulesKeeper
@@ -71,6 +72,7 @@ class BpfTarget:
         self.shadow = restored.shadow
         self.former = FormerBackends(maps)  # what the sweeper takes from flows
         self.flow_rules = FlowRulesKeeper(maps)
+        self.proxies = ProxyRouteKeeper()
         self.former.resolve_unknown = self._find_former_backends
         self.stale = StaleBackends(maps)  # those that are gone, of Services that keep their flows
         self._sole: dict[L3n4Addr, frozenset[int]] = {}  # of them in no slices: the frontends that keep it
@@ -470,6 +472,7 @@ class BpfTarget:
             coming = coming_pairs(planned, desired, shadow, every_protocol=bool(self.former.of_all))
             self.former.remove(coming)
         self.flow_rules.prepare(planned.changes)
+        await self.proxies.prepare(planned.changes)
         if self.flow_rules.fresh:
             self.former.arrived.set()
         errors = (await self._apply(planned, now)).errors

@@ -15,7 +15,15 @@ from lbagent.maps.flow_layout import FLOW, FORWARD_MODE_SHIFT, FORWARD_PORT_BITS
 from lbagent.maps.layout import LB_SERVICE, NEXTHOPS, PATH, SERVICE_NONE, PathFlag
 from lbagent.maps.map_names import family_map
 from lbagent.maps.reasons import Reason, label
-from lbagent.maps.trace_layout import TRACE_HIT, TRACE_WILDCARD, TraceStep
+from lbagent.maps.trace_layout import (
+    TRACE_HIT,
+    TRACE_PROXY_CONNECTED,
+    TRACE_PROXY_FOUND,
+    TRACE_PROXY_LEAVES,
+    TRACE_PROXY_NONE,
+    TRACE_WILDCARD,
+    TraceStep,
+)
 from lbagent.model.address import L3n4Addr, L4Type, Scope, format_ip
 from lbagent.model.kinds import SVCType
 from lbagent.targets.explanation import Step
@@ -35,6 +43,13 @@ BOTH = CONCERN_VIP | CONCERN_SNAT
 OUT_NEXTHOP, OUT_STACK, OUT_NEIGHBOR, OUT_NONE = range(4)  # bpf/include/forward/fwd.h
 _RESULTS_OF_OUT = ("neighbour", "stack", "kernel", "none")
 _ANSWERS = {Reason.ANSWER_TOO_BIG: "too-big", Reason.ANSWER_TTL: "time-exceeded", Reason.ANSWER_ECHO: "echo-reply"}
+# of the step `proxy`, by TRACE_PROXY_*: its result and text
+_OF_PROXY = {
+    TRACE_PROXY_NONE: ("none", "no proxy on this node waits at port {port}"),
+    TRACE_PROXY_LEAVES: ("none", "the packet leaves this node, and cannot be given to the proxy at port {port}"),
+    TRACE_PROXY_CONNECTED: ("connection", "the proxy has its connection"),
+    TRACE_PROXY_FOUND: ("new", "the proxy at port {port} gets it"),
+}
 # of a packet, by SCOPE_* (bpf/include/service/service.h)
 _WHERE = ("from outside the cluster", "from inside the cluster", "from a device, and leaves by another one")
 ICMP_NUMBERS = (1, 58)  # of IPv4 and IPv6
@@ -265,6 +280,7 @@ class ExplainedTrace:
             self._service(),
             self._scope(),
             self._source_range(),
+            self._proxy(),
             self._affinity(),
             self._select(),
             self._snat_port(),
@@ -336,6 +352,13 @@ class ExplainedTrace:
             return Step("source-range", "out", f"the Service does not admit {format_ip(packet.source)}", name, key)
         return Step("source-range", "in", f"the Service admits {format_ip(packet.source)}", name, key)
 
+    def _proxy(self) -> Step | None:
+        record = self.last.get(TraceStep.PROXY)
+        if record is None:
+            return None
+        result, text = _OF_PROXY[record.a]
+        return Step("proxy", result, text.format(port=record.b))
+
     def _affinity(self) -> Step | None:
         record, packet = self.last.get(TraceStep.AFFINITY), self.packet
         if record is None or packet.family is None:
@@ -349,6 +372,8 @@ class ExplainedTrace:
     def _select(self) -> Step | None:
         record, packet = self.last.get(TraceStep.SELECT), self.packet
         svc = self.view.service(self.service_id)
+        if TraceStep.PROXY in self.last:
+            return None
         if record is None:
             if self.reason is Reason.DROP_NO_BACKEND and TraceStep.ANSWER not in self.last:
                 return Step("select", "none", "no frontend of the address has a backend for a new flow")

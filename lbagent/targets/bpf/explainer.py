@@ -23,7 +23,7 @@ from lbagent.targets.bpf.explained_trace import (
     source_text,
 )
 from lbagent.targets.bpf.packet_frame import Endpoints
-from lbagent.targets.bpf.reason_advice import ADVICE, NO_PROGRAM, NO_SERVICE, OTHER_MAC
+from lbagent.targets.bpf.reason_advice import ADVICE, NO_PROGRAM, NO_PROXY, NO_SERVICE, OTHER_MAC
 from lbagent.targets.explanation import Explanation, Output, Packet, PacketQuestion
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _NO_MAC = bytes(6)
 _PEER_MAC = bytes.fromhex("02000000feed")  # of the host that sends the frame
 _MIN_HEAD = 14  # bytes of an Ethernet header
 _HEADS = {b"\x08\x00": 34, b"\x86\xdd": 54}  # bytes that a test run of tc needs of a frame of this type
-_HAND_OVER = (Reason.PASS_NEIGHBOR, Reason.PASS_MTU)
+_HAND_OVER = (Reason.PASS_NEIGHBOR, Reason.PASS_MTU, Reason.PASS_L7)
 
 
 class Scene(NamedTuple):
@@ -211,7 +211,9 @@ def _filled(
     if answer.verdict in ("forward", "local", "answer"):
         device = "" if answer.verdict == "local" else _device_out(scene, place, traced)
         answer.output = Output(source_text(traced.out), destination_text(traced.out), device)
-    if reason in ADVICE and (answer.verdict != "forward" or not answer.advice):
+    if reason is Reason.REJECT_NO_BACKEND and any(step.step == "proxy" for step in answer.steps):
+        answer.advice = NO_PROXY
+    elif reason in ADVICE and (answer.verdict != "forward" or not answer.advice):
         answer.advice = ADVICE[reason]
     elif reason is None and answer.verdict == "pass":
         concerned = any(step.step == "filter" and step.entry for step in answer.steps)
@@ -235,6 +237,8 @@ def _verdict(program: str, run: DryResult, traced: ExplainedTrace) -> str:
         return "pass"
     if reason.name.startswith(("REJECT_", "ANSWER_")):
         return "answer"
+    if reason is Reason.FWD_L7:
+        return "local"
     if traced.out_kind == OUT_STACK and (reason is Reason.FWD_LOCAL or program != TC_EGRESS.program):
         return "local"
     return "forward"

@@ -23,5 +23,7 @@ class PassingRows:
 
 
 def passing(svc: SVC) -> SVC:
-    """Return the row as one of an L7 proxy. A row without a port has no flows, and stays."""
-    return svc if svc.wildcard else replace(svc, flags=ServiceFlags(svc.flags | ServiceFlags.L7_LOAD_BALANCER))
+    """Return the row as one of an L7 proxy without a port. A row without a port has no flows, and stays."""
+    if svc.wildcard:
+        return svc
+    return replace(svc, flags=ServiceFlags(svc.flags | ServiceFlags.L7_LOAD_BALANCER), l7_lb_proxy_port=0)

@@ -15,6 +15,7 @@ ADVICE: dict[Reason, str] = {
     "missing in --pod-device?",
     _R.PASS_NEW_FLOW: "with --new-flows syn a flow begins by a SYN, or by a datagram of no conversation that "
     "connection tracking has",
+    _R.PASS_L7: "the L7 proxy of the Service gets it from tc_after_xdp",
     _R.REJECT_NO_BACKEND: "the Service has no backend that takes new flows; `lbagent backend list --service NAMESPACE/NAME` "
     "shows why",
     _R.REJECT_BACKEND_GONE: "the backend of this connection was removed; the client has to connect again",
@@ -49,6 +50,10 @@ ADVICE: dict[Reason, str] = {
 }
 NO_SERVICE = (
     "no Service, SNAT port or backend of lbagent has one of its addresses: it passes untouched, and is not counted"
+)
+NO_PROXY = (
+    "the Service has an L7 proxy (lbagent.io/l7-proxy-port), which has no listening socket there with IP_TRANSPARENT on this node; "
+    "packets of this node's own processes do not reach it"
 )
 NO_PROGRAM = (
     "no program of lbagent is on this device (`lbagent status` lists those that have one): the packet passes unseen; of a bridge, "

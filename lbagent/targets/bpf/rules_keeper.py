@@ -45,6 +45,14 @@ class FlowRulesKeeper(RuleCounts):
         """Return the ids of the backends of frontends with rules."""
         return {backend.id for row in self._rows.values() for backend in row.selectable + row.unselectable}
 
+    def proxied(self) -> dict[int, list[L3n4Addr]]:
+        """Return the frontends of Services whose L7 proxy may have so many connections alone, by the number of their record."""
+        found: dict[int, list[L3n4Addr]] = {}
+        for row in self._rows.values():
+            if row.l7_lb_proxy_port and row.flow_rules and row.flow_rules.max_flows and row.name in self._numbers:
+                found.setdefault(self._numbers[row.name], []).append(row.frontend)
+        return found
+
     # --- before a plan is applied ---
 
     def prepare(self, changes: Sequence[FrontendChange]) -> None:
@@ -111,8 +119,12 @@ class FlowRulesKeeper(RuleCounts):
         first = rules.max_flows.to_bytes(4, HOST_ORDER) + rules.max_flows_per_backend.to_bytes(4, HOST_ORDER)
         interval = _NS // rules.new_flow_rate if rules.new_flow_rate else 0
         slow_start_s = 0 if svc.algorithm is Algorithm.MAGLEV else rules.slow_start_s
-        third = _ticks(slow_start_s).to_bytes(4, HOST_ORDER) + flags.to_bytes(4, HOST_ORDER)
         at = number * LB_RULES.size
+        start = _ticks(slow_start_s).to_bytes(4, HOST_ORDER)
+        if svc.l7_lb_proxy_port:  # the tick of the last count of its connections stays: proxy_connections.py
+            with self._maps.window("lb_rules", at + 16, _WORD) as view:
+                start = bytes(view[:4])
+        third = start + flags.to_bytes(4, HOST_ORDER)
         words = ((at, first), (at + 8, interval.to_bytes(8, HOST_ORDER)), (at + 16, third))
         self._maps.store("lb_rules", words)
 

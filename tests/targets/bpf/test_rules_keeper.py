@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from lbagent.maps.memory_maps import MemoryMaps
 from lbagent.model.address import L3n4Addr
+from lbagent.model.flags import ServiceFlags
 from lbagent.model.flow_rules import FlowRules
 from lbagent.model.service import SVC, ServiceName
 from lbagent.model.state import State
@@ -233,3 +234,21 @@ async def test_a_service_beyond_the_records_is_served_without_rules(
     changed = [replace(row, flow_rules=FlowRules(max_flows=8)) for row in rest]
     await agent.serve(*changed)
     assert sorted(agent.number(row.frontend.with_protocol()) for row in changed) == [1, 2], "a record that became free"
+
+
+async def test_the_count_of_a_proxy_s_connections_outlives_a_change_of_its_service() -> None:
+    """Its tick is where others have slow_start."""
+    agent = Agent()
+    rules = FlowRules(max_flows=7, slow_start_s=60)
+    flags = ServiceFlags(ServiceFlags.ROUTABLE | ServiceFlags.L7_LOAD_BALANCER)
+    proxied = {"rules": rules, "flags": flags, "l7_lb_proxy_port": 15001}
+    await agent.serve(svc("10.96.0.1:80/TCP", ONE, **proxied))
+    number = agent.number("10.96.0.1:80/TCP")
+    assert agent.rules.proxied() == {number: [L3n4Addr.parse("10.96.0.1:80/TCP")]}
+    with agent.maps.window("lb_rules", number * RECORD + 16, 4) as view:
+        view[:] = struct.pack("=I", 777)
+    await agent.serve(svc("10.96.0.1:80/TCP", ONE, TWO, **proxied))
+    assert agent.record(number)[3] == 777
+    await agent.serve(svc("10.96.0.1:80/TCP", ONE, rules=rules))
+    assert agent.record(number)[3] in range(45, 76)
+    assert agent.rules.proxied() == {}

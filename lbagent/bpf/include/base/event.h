@@ -169,7 +169,7 @@ AI void event_after(lb_ctx *ctx, const struct lb_pkt *pk, u64 *ring, u64 ids, u6
 /* Is a packet with this verdict recorded? Not if it belongs to no service, or if tc_after_xdp has it next. */
 AI bool event_is_kept(u64 reason)
 {
-	return reason > REASON_PASS_NOT_SERVICE && reason != REASON_PASS_MTU && reason != REASON_PASS_NEIGHBOR;
+	return reason > REASON_PASS_NOT_SERVICE && reason != REASON_PASS_MTU && reason != REASON_PASS_NEIGHBOR && reason != REASON_PASS_L7;
 }
 
 /* Is this packet of the quick path one of those that are recorded? */

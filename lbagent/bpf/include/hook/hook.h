@@ -22,6 +22,9 @@
  *                           frames from this hook, to a known MAC address; another hook sends the rest
  *   HOOK_SENDS_COPIES       1: a frame can be sent several times, each time with its current content
  *   HOOK_KERNEL_CSUM        1: the kernel keeps a checksum state of the frame, which writes must keep valid
+ *   HOOK_ASSIGNS_SOCKETS    1: a received frame can be given to a socket of this node. 0: tc_after_xdp gives it
+ *   ctx_assign(ctx, sk)            HOOK_ASSIGNS_SOCKETS: gives the frame to a socket; returns 0
+ *   ctx_set_mark(ctx, value)       HOOK_ASSIGNS_SOCKETS: the stack routes the frame by this mark
  *   ctx_ready(ctx, leaving, need)  is the frame for the program? Makes `need` bytes linear
  *   ctx_comes_first(ctx, leaving)  can no other hook have translated the frame before?
  *   ctx_linearize(ctx, len)        makes the first `len` bytes linear; packet pointers are void afterwards

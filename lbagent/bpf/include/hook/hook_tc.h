@@ -24,6 +24,7 @@ typedef struct __sk_buff lb_ctx;
 #define HOOK_FINDS_NEIGHBOR 1
 #define HOOK_SENDS_COPIES 1
 #define HOOK_KERNEL_CSUM 1
+#define HOOK_ASSIGNS_SOCKETS 1
 
 #define PACKET_HOST 0      /* skb->pkt_type: for this node */
 #define PACKET_OTHERHOST 3 /* for another MAC address: on egress, a bridge has forwarded it */
@@ -38,6 +39,7 @@ static long (*skb_vlan_pop)(void *skb) = (void *)19;
 static long (*skb_change_tail)(void *skb, u32 length, u64 flags) = (void *)38;
 static long (*skb_pull)(void *skb, u32 len) = (void *)39;
 static long (*skb_change_head)(void *skb, u32 room, u64 flags) = (void *)43;
+static long (*sk_assign)(void *skb, void *sk, u64 flags) = (void *)124;
 static long (*redirect_neigh)(u32 ifindex, void *params, int plen, u64 flags) = (void *)152;
 
 /* A hook has seen an outgoing frame when it was received, and took it if it was for this node; the node's own request was
@@ -51,6 +53,8 @@ static long (*redirect_neigh)(u32 ifindex, void *params, int plen, u64 flags) = 
 #define ctx_store_new(ctx, offset, from, len) skb_store(ctx, offset, from, len, CSUM_RECOMPUTE)
 #define ctx_send_copy(ctx, ifindex) (LB_IS_DRY ? 0 : clone_redirect(ctx, ifindex, 0))
 #define ctx_hand_over(ctx) LB_DROP /* never called */
+#define ctx_assign(ctx, sk) (LB_IS_DRY ? 0 : sk_assign(ctx, sk, 0)) /* a test run is at no device: the kernel refuses it there */
+#define ctx_set_mark(ctx, value) ((ctx)->mark = (value))
 #define VLAN_TAGS_TAKEN 2 /* when the first tag is removed, the kernel moves the second one out of the frame */
 
 AI long send_to_neighbor(u32 ifindex)

@@ -23,6 +23,7 @@ typedef struct xdp_md lb_ctx;
 #define HOOK_FINDS_NEIGHBOR 0
 #define HOOK_SENDS_COPIES 0
 #define HOOK_KERNEL_CSUM 0
+#define HOOK_ASSIGNS_SOCKETS 0
 
 static long (*adjust_head)(void *ctx, int delta) = (void *)44;
 static long (*adjust_meta)(void *ctx, int delta) = (void *)54;
@@ -39,6 +40,8 @@ static long (*adjust_tail)(void *ctx, int delta) = (void *)65;
 #define ctx_untag(ctx) true /* tags are part of the frame: vlan_untag() */
 #define ctx_csum_partial(ctx, at) false
 #define ctx_store_hop_limit(ctx, offset, limit) true
+#define ctx_assign(ctx, sk) (-1)
+#define ctx_set_mark(ctx, value)
 
 /* Marks the frame for tc_after_xdp, which ignores all others: XDP passed those on purpose, translated or not. The mark is metadata;
  * where the driver has no room for it, it is the group bit of the source MAC address, which no sender sets (IEEE 802.3). */

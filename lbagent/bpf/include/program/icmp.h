@@ -93,7 +93,8 @@ AI bool icmp_is_believed(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_q
 	return !addr_eq(&pk->saddr, &q->pk.saddr) || reply_is_from_home(ctx, pk, meta);
 }
 
-/* Quotes a packet of no flow here. The previous leader may have a connection of an announced address: it gets the error. */
+/* Quotes a packet of no flow here. The previous leader may have a connection of an announced address: it gets the error. Else the
+ * packet may be one of an L7 proxy. */
 AI int icmp_of_no_flow(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quote *q)
 {
 	struct lb_vip *vip = q->pk.proto == PROTO_TCP ? former_leader_find(ctx, pk) : 0;
@@ -102,8 +103,10 @@ AI int icmp_of_no_flow(lb_ctx *ctx, const struct lb_pkt *pk, const struct lb_quo
 	struct nexthop nh;
 	int rc;
 
-	if (!vip)
+	if (!vip) {
+		lb_call(ctx, FAMILY_CALL(CALL_L7));
 		return verdict(ctx, REASON_PASS_NOT_SERVICE, LB_PASS);
+	}
 	rc = former_leader_resolve_egress(ctx, pk, vip, &nh);
 	if (rc != CONTINUE)
 		return rc;

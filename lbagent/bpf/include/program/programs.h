@@ -12,6 +12,7 @@
 #include "flow_delete.h"
 #include "fragmentation.h"
 #include "icmp.h"
+#include "l7.h"
 #include "migrate.h"
 #include "parse_full.h"
 #include "reply.h"

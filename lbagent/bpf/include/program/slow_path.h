@@ -291,6 +291,39 @@ AI int slow_path_defer(struct lb_scratch *s, const struct lb_service *svc, const
 	return CONTINUE;
 }
 
+/* Finds the master entry for a packet, which fills `t` and the key of its slots. */
+AI struct lb_service *slow_path_service(lb_ctx *ctx, struct lb_scratch *s, struct lb_tuple5 *t, lb_key *key)
+{
+	if (!HOOK_MARKS_SCOPE)
+		s->pk.flags |= device_scope(CTX_IFINDEX(ctx));
+	pkt_tuple5(&s->pk, t);
+	if (pkt_is_forwarded(ctx, &s->pk))
+		t->scope = SCOPE_FORWARDED;
+	return service_lookup(t, key);
+}
+
+/* May the client use the frontend? Returns 0 or a reason. */
+AI u32 slow_path_admits(const struct lb_tuple5 *t, const struct lb_service *svc)
+{
+	u32 reason = service_routable(t, svc);
+
+	TRACE(SCOPE, t->scope, reason);
+	if (!reason) {
+		reason = service_source(t, svc);
+		if (svc->flags & SVC_SOURCE_RANGE)
+			TRACE(SOURCE_RANGE, reason, 0);
+	}
+	return reason;
+}
+
+/* A frontend has no backend for the packet. */
+AI int slow_path_empty(lb_ctx *ctx, struct lb_scratch *s, const struct lb_service *svc)
+{
+	u32 reason = service_empty(svc);
+
+	return reason == REASON_REJECT_NO_BACKEND ? answer(ctx, s, reason, 0) : verdict(ctx, reason, LB_DROP);
+}
+
 /* Selects a backend by the current service. Returns CONTINUE with the selection in `s`, or the verdict. */
 AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *flow, u64 now)
 {
@@ -302,43 +335,34 @@ AI int slow_path_select(lb_ctx *ctx, struct lb_scratch *s, const struct ct_key *
 	u32 reason;
 	u64 checked, first, only;
 
-	if (!HOOK_MARKS_SCOPE)
-		s->pk.flags |= device_scope(CTX_IFINDEX(ctx));
-	pkt_tuple5(&s->pk, &t);
-	if (pkt_is_forwarded(ctx, &s->pk))
-		t.scope = SCOPE_FORWARDED;
-	svc = service_lookup(&t, &key);
+	svc = slow_path_service(ctx, s, &t, &key);
 	if (!svc)
 		return slow_path_no_service(ctx, s, &t);
 	TRACE(SERVICE, TRACE_HIT, NTOHS(svc->rev_nat_index));
 	s->service = NTOHS(svc->rev_nat_index);
 	if (pkt_is_malformed(ctx, &s->pk))
 		return verdict(ctx, REASON_DROP_MALFORMED, LB_DROP);
+	if (UNLIKELY(svc->flags2 & SVC2_L7) && SVC_PROXY_PORT(svc) && !ctx_checked_backend(ctx, s->pk.flags & PKT_EGRESS)) {
+		lb_call(ctx, FAMILY_CALL(CALL_L7));
+		return verdict(ctx, REASON_DROP_INTERNAL, LB_DROP);
+	}
 	vip = s->choice == CHOICE_NEW ? former_leader_of(ctx, &s->pk) : 0;
 	if (vip)
 		return former_leader_send(ctx, &s->pk, vip);
 	if (s->choice == CHOICE_NEW && !flow_may_begin(&s->pk, flow))
 		return verdict(ctx, REASON_PASS_NEW_FLOW, LB_PASS);
-	reason = service_routable(&t, svc);
-	TRACE(SCOPE, t.scope, reason);
-	if (!reason) {
-		reason = service_source(&t, svc);
-		if (svc->flags & SVC_SOURCE_RANGE)
-			TRACE(SOURCE_RANGE, reason, 0);
-	}
+	reason = slow_path_admits(&t, svc);
 	if (reason)
 		return verdict(ctx, reason, reason < REASON_REJECT_NO_BACKEND ? LB_PASS : LB_DROP);
 	if (UNLIKELY(s->pk.proto == PROTO_SCTP && s->sctp_refusal)) {
 		reason = s->sctp_refusal;
 		return reason == REASON_REJECT_SCTP_MULTIHOMING ? answer(ctx, s, reason, 0) : verdict(ctx, reason, LB_DROP);
 	}
-	if (UNLIKELY(svc->flags2 & SVC2_L7))
+	if (UNLIKELY(svc->flags2 & SVC2_L7) && !SVC_PROXY_PORT(svc))
 		return verdict(ctx, REASON_PASS_UNSUPPORTED, LB_PASS);
 	checked = ctx_checked_backend(ctx, s->pk.flags & PKT_EGRESS);
-	if (UNLIKELY(!svc->count) && !checked) {
-		reason = service_empty(svc);
-		return reason == REASON_REJECT_NO_BACKEND ? answer(ctx, s, reason, 0) : verdict(ctx, reason, LB_DROP);
-	}
+	if (UNLIKELY(!svc->count) && !checked)
+		return slow_path_empty(ctx, s, svc);
 	if (UNLIKELY(!addr_valid_source(&s->pk.saddr)))
 		return verdict(ctx, REASON_DROP_MALFORMED, LB_DROP);
 	first = checked;

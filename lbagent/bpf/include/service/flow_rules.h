@@ -48,6 +48,14 @@ AI u64 backend_is_full(const struct lb_rules *rules, u64 backend)
 	return reaches(backend_live(backend_flows(backend)), RD32(&rules->max_per_backend));
 }
 
+/* Connections to the Service's L7 proxy: those that the agent has counted, and the SYNs that the proxy got since. 0: no agent counts. */
+AI u64 rules_proxied(const struct lb_rules *rules)
+{
+	u64 age = (whole_ticks() - RD32(&rules->slow_start)) & 0xffff;
+
+	return age <= PROXIED_VALID ? (u32)(RD32(&rules->proxied) + RD32(&rules->admitted)) : 0;
+}
+
 /* Has the Service as many flows as it may have? */
 AI u64 rules_are_full(const struct lb_rules *rules)
 {

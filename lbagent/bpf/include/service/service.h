@@ -43,6 +43,7 @@ typedef struct {
 #define SVC_ALGORITHM(svc) ((svc)->target >> TARGET_ALGORITHM_SHIFT & (TARGET_RULES - 1))
 #define SVC_RULES(svc) ((svc)->target >> TARGET_ALGORITHM_SHIFT & TARGET_RULES) /* new flows: flow_rules.h */
 #define SVC_AFFINITY_S(svc) ((svc)->target & 0xffffff)
+#define SVC_PROXY_PORT(svc) ((svc)->target & 0xffff) /* with SVC2_L7, host order; 0: another data plane has the new flows */
 
 /* Writes `value` to the bits of `mask`, from byte `at` on. */
 AI void key_set(lb_key *key, u64 at, u64 mask, u64 value)

@@ -58,6 +58,11 @@ def no_tcx(_context: OfflineContext) -> Iterator[Result]:
         yield Result(level=Level.OK if features.has_tcx() else None)
 
 
+def no_reuseport_proxy(_context: OfflineContext) -> Iterator[Result]:
+    """Compare the kernel's version with the first one whose bpf_sk_assign() accepts sockets with SO_REUSEPORT."""
+    yield Result(level=Level.OK if features.kernel_version() >= (6, 6) else None)
+
+
 def no_btf(_context: OfflineContext) -> Iterator[Result]:
     """Test for the kernel's BTF."""
     if not Path("/sys/kernel/btf/vmlinux").exists():
@@ -119,6 +124,16 @@ CHECKS = (
         no_tcx,
         "tc programs are attached by clsact filters (TCX needs Linux 6.6)",
         good="tc programs are attached by TCX links",
+        when=When.OFFLINE,
+        level=Level.NOTE,
+    ),
+    Check(
+        "no-reuseport-proxy",
+        "whether sockets of L7 proxies may have SO_REUSEPORT",
+        no_reuseport_proxy,
+        "L7 proxies (lbagent.io/l7-proxy-port) get nothing at sockets with SO_REUSEPORT: the kernel accepts them from Linux 6.6 on",
+        "HAProxy: `noreuseport`; Envoy: `enable_reuse_port: false`",
+        good="sockets of L7 proxies may have SO_REUSEPORT",
         when=When.OFFLINE,
         level=Level.NOTE,
     ),

@@ -9,7 +9,8 @@ from lbagent.errors import LbError
 from lbagent.kernel import features
 from lbagent.kernel.mounts import first_cgroup, open_cgroup
 from lbagent.kernel.net_sysctl import net_sysctl
-from lbagent.maps.frontend_codec import flags_of, frontend_of, split_service_key
+from lbagent.kernel.sock_diag import tcp_listeners, udp_sockets
+from lbagent.maps.frontend_codec import flags_of, frontend_of, split_service_key, split_target
 from lbagent.maps.kernel_maps import KernelMaps
 from lbagent.model.check import Check, Level, Result, When
 from lbagent.model.flags import ServiceFlags
@@ -78,6 +79,29 @@ def node_ports_not_local(context: OfflineContext) -> Iterator[Result]:
         yield Result(values={"ports": ", ".join(words)})
 
 
+def proxies_missing(context: OfflineContext) -> Iterator[Result]:
+    """Report the ports of L7 proxies in the maps at which no socket of this network namespace waits."""
+    try:
+        with KernelMaps.open(context.config.bpffs, create=False) as maps:
+            rows = [*maps.items("lb4_service"), *maps.items("lb6_service")]
+        waiting = {(item.local[1], item.protocol) for item in (*tcp_listeners(), *udp_sockets())}
+    except (LbError, OSError):
+        return  # no agent has run here, or no permission
+    masters = [
+        (split_service_key(key), value) for key, value in rows if flags_of(value) & ServiceFlags.L7_LOAD_BALANCER
+    ]
+    wanted = {
+        (port, frontend_of(name).protocol)
+        for (name, slot), value in masters
+        if not slot and (port := split_target(value)[1])
+    }
+    missing = sorted((port, protocol.name) for port, protocol in wanted if (port, protocol.number) not in waiting)
+    if missing:
+        yield Result(values={"ports": ", ".join(f"{port}/{name}" for port, name in missing)})
+    elif wanted:
+        yield Result(level=Level.OK)
+
+
 CHECKS = (
     Check(
         "snat-ports-overlap",
@@ -107,5 +131,14 @@ CHECKS = (
         "use --socket-lb; or use the ClusterIP of the Service, or the address of a backend, on the node itself",
         when=When.OFFLINE,
         level=Level.NOTE,
+    ),
+    Check(
+        "proxy-missing",
+        "sockets at the ports of L7 proxies in the maps (`lbagent.io/l7-proxy-port`)",
+        proxies_missing,
+        "no process waits at {ports}, where an L7 proxy should: its clients are refused",
+        "start the proxy, with a listener at that port (HAProxy: `bind :PORT transparent`)",
+        good="a process waits at each port of an L7 proxy",
+        when=When.OFFLINE,
     ),
 )
