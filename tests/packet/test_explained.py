@@ -68,6 +68,7 @@ def test_every_frame_has_an_answer() -> None:
         "service",
         "scope",
         "source-range",
+        "proxy",
         "affinity",
         "select",
         "snat-port",
