@@ -223,22 +223,26 @@ class Reflector:
         self._pages_next = False
         self._accept(draft, version)
 
-    async def read_again(self) -> Draft:
-        """Return a new list, which changes nothing here; an unchanged object is that of the cache.
+    async def read_again(self) -> tuple[Draft, str]:
+        """Return a new list, which changes nothing here, with its version; an unchanged object is that of the cache.
 
         Raises ServerUnreachable where another server answers, UnreadableAnswer, and the errors of the client.
         """
         try:
-            draft, _ = await self._read_pages()
+            draft, version = await self._read_pages()
         except ApiError as error:
             if self.resource.optional and error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN):
-                return self.cache.draft()
+                return self.cache.draft(), ""
             raise
         uid = await self._history.read_uid()
         if uid and self._server and uid != self._server:
             self.list_again()
             raise ServerUnreachable("another API server answers, and its objects are listed")
-        return draft
+        return draft, version
+
+    def heard_before(self, version: str) -> float:
+        """Return when the watch sent data last, monotonic seconds, if it certainly has not come to this version yet; else 0."""
+        return self._received_at if is_older(self._version, version) else 0.0
 
     async def _read_pages(self) -> tuple[Draft, str]:
         draft: Draft = {}

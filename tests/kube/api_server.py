@@ -95,6 +95,7 @@ class ApiServer:
         self.mangle: Callable[[list[bytes]], list[bytes]] = lambda lines: lines  # what is sent in one go to a watch
         self.deaf: set[str] = set()  # kinds whose watches send bookmarks and lose every event
         self.lag_s = 0.0  # for which a watch holds back its events
+        self.between_s = 0.0  # between two events of a watch
         self.is_silent = False  # accepts requests and sends nothing, and nothing more to watches
         self.bookmark_s = 0.2  # a minute, at a real one
         self.port = 0
@@ -314,6 +315,8 @@ class ApiServer:
     async def _send(self, response: web.StreamResponse, lines: list[bytes]) -> None:
         for line in self.mangle(lines):
             await response.write(line)
+            if self.between_s:
+                await asyncio.sleep(self.between_s)
 
 
 def event_line(entry: Entry, query: dict[str, str]) -> bytes:

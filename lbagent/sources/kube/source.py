@@ -284,7 +284,10 @@ class KubeSource:
     # --- a second list ---
 
     async def find_missed(self) -> Missed:
-        """List every resource again; a change that the watch sends within `catch_up_s` is not missed. Raises TimedOut."""
+        """List every resource again; a change that the watch sends within `catch_up_s` is not missed. Raises TimedOut.
+
+        A watch that sends older events, one after the other, is behind and has missed nothing: it gets `reread_s`.
+        """
         if not self._is_given:
             raise TimedOut("the API server has not listed everything yet, so nothing can be compared with it")
         try:
@@ -292,25 +295,28 @@ class KubeSource:
                 return await self._find_missed()
         except TimeoutError:
             raise TimedOut(
-                "the API server does not list its objects in time, so nothing can be compared with them"
+                "the API server does not list its objects, or send their changes, in time, so nothing can be compared with them"
             ) from None
         except LbError as error:
             raise TimedOut(f"the API server does not list its objects: {error}") from None
 
     async def _find_missed(self) -> Missed:
-        behind = {}
+        behind: dict[Reflector, Draft] = {}
+        versions = {}
         for reflector in self._reflectors:
-            draft = await reflector.read_again()
+            draft, version = await reflector.read_again()
             if reflector.cache.behind(draft):
-                behind[reflector] = draft
-        until = time.monotonic() + self._settings.timing.catch_up_s
-        while behind and time.monotonic() < until:
+                behind[reflector], versions[reflector] = draft, version
+        began, catch_up_s = time.monotonic(), self._settings.timing.catch_up_s
+        while behind and time.monotonic() - catch_up_s < max(
+            began, *(each.heard_before(versions[each]) for each in behind)
+        ):
             await asyncio.sleep(LOOK_S)
             behind = {each: draft for each, draft in behind.items() if each.cache.behind(draft)}
         changes: list[ObjectChange] = []
         places = []
         for reflector, first in behind.items():
-            draft = await reflector.read_again()  # what was deleted since the first list is in neither
+            draft, _ = await reflector.read_again()  # what was deleted since the first list is in neither
             keys = reflector.cache.behind(first) & reflector.cache.behind(draft)
             if keys:
                 places.append(reflector.resource.name)

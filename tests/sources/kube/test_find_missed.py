@@ -106,6 +106,16 @@ async def test_a_watch_that_lags_has_time_to_catch_up(api, tmp_path: Path) -> No
         assert (await one.source.find_missed()).places == ("endpointslices.discovery.k8s.io",)
 
 
+async def test_a_watch_that_is_behind_and_sends_has_missed_nothing(api, tmp_path: Path) -> None:
+    async with following(api, tmp_path, timing=replace(FAST, reread_s=20.0)) as one:
+        await watched(one)
+        api.between_s = FAST.catch_up_s / 3
+        for number in range(1, 13):  # the last one comes after four times that time
+            await api.change([slice_of("web-1", f"10.244.5.{number}")])
+        assert await one.source.find_missed() == Missed()
+        assert one.view == one.wanted
+
+
 async def test_a_list_that_lacks_too_much_is_missed_and_removes_nothing(api, tmp_path: Path) -> None:
     """The guard of deletions holds for a second list, too."""
     await api.change([service(f"more-{number}", f"10.96.3.{number}") for number in range(30)])
