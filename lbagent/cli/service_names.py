@@ -32,8 +32,12 @@ class ServiceNames:
             names._read_file(os.path.join(state_dir, FRONTEND_OWNERS_FILE))
             return names
         names.is_complete = True
+        if any(row.get("restored") for row in rows):  # an agent that has not read its objects yet: it knows no names
+            names._read_file(os.path.join(state_dir, FRONTEND_OWNERS_FILE))
         for row in rows:
             found = f"{row['namespace']}/{row['name']}"
+            if row.get("restored"):
+                found = names._by_frontend.get(row["frontend"], found)
             names._by_id[row["id"]] = found
             names._by_frontend[row["frontend"]] = found
         return names
