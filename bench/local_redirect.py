@@ -56,7 +56,9 @@ def costs(family: int, *, is_new: bool) -> dict[str, float]:
                     made.set(Plan(first, 1 << 30, SYN, in_order=True))
                     values = made.measure(NEW_BURST)
                 else:
-                    flows = Plan(first, FLOWS, SYN, in_order=True, answer=SYN_ACK)
+                    # clients of its own: one client port with two frontends of one backend would need SNAT
+                    base = VARIANTS.index(name) * FLOWS
+                    flows = Plan(first, FLOWS, SYN, base=base, in_order=True, answer=SYN_ACK)
                     made.send(flows, 2 * FLOWS)
                     made.send(replace(flows, flags=ACK, answer=DATA), 2 * FLOWS)
                     made.set(replace(flows, flags=ACK, answer=0, in_order=False))
