@@ -32,7 +32,7 @@ class ServiceNames:
             names._read_file(os.path.join(state_dir, FRONTEND_OWNERS_FILE))
             return names
         names.is_complete = True
-        if any(row.get("restored") for row in rows):  # an agent that has not read its objects yet: it knows no names
+        if any(row.get("restored") for row in rows):  # an agent that has not read its objects yet has no names
             names._read_file(os.path.join(state_dir, FRONTEND_OWNERS_FILE))
         for row in rows:
             found = f"{row['namespace']}/{row['name']}"
