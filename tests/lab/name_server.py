@@ -23,7 +23,7 @@ HEADER = struct.Struct(">HHHHHH")
 AUTHORITATIVE, RESPONSE, RECURSION = 0x0400, 0x8000, 0x0180
 SERVER_FAILURE = 2
 TXT, IN = 16, 1
-UPSTREAM_S = 8.0  # for one answer of the upstream server: a busy machine may answer late
+UPSTREAM_S, UPSTREAM_TRIES = 3.0, 3  # for one answer of the upstream server: a busy machine may answer late
 Answering = Callable[[bytes, str], Awaitable[bytes]]  # query and client to answer
 
 
@@ -128,11 +128,14 @@ class Cache:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.setblocking(False)
             await loop.sock_connect(sock, (self._upstream, self._port))
-            await loop.sock_sendall(sock, message)
-            try:
-                found = await asyncio.wait_for(loop.sock_recv(sock, 2048), UPSTREAM_S)
-            except TimeoutError:
-                raise OSError("the upstream server does not answer") from None
+            found = b""
+            for _ in range(UPSTREAM_TRIES):  # as any cache does
+                await loop.sock_sendall(sock, message)
+                with contextlib.suppress(TimeoutError):
+                    found = await asyncio.wait_for(loop.sock_recv(sock, 2048), UPSTREAM_S)
+                    break
+        if not found:
+            raise OSError("the upstream server does not answer")
         read = read_answer(message, found)
         flags = HEADER.unpack_from(found)[1] & ~AUTHORITATIVE
         kept = found[:2] + struct.pack(">H", flags) + found[4:]

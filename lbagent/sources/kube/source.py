@@ -301,23 +301,24 @@ class KubeSource:
             raise TimedOut(f"the API server does not list its objects: {error}") from None
 
     async def _find_missed(self) -> Missed:
-        behind: dict[Reflector, Draft] = {}
-        versions = {}
+        drafts, versions, behind = {}, {}, {}
         for reflector in self._reflectors:
             draft, version = await reflector.read_again()
-            if reflector.cache.behind(draft):
-                behind[reflector], versions[reflector] = draft, version
+            if keys := reflector.cache.behind(draft):
+                drafts[reflector], versions[reflector], behind[reflector] = draft, version, keys
         began, catch_up_s = time.monotonic(), self._settings.timing.catch_up_s
         while behind and time.monotonic() - catch_up_s < max(
             began, *(each.heard_before(versions[each]) for each in behind)
         ):
             await asyncio.sleep(LOOK_S)
-            behind = {each: draft for each, draft in behind.items() if each.cache.behind(draft)}
+            # of these keys alone: an object that the watch has sent since the list is not in it
+            left = {each: keys & each.cache.behind(drafts[each]) for each, keys in behind.items()}
+            behind = {each: keys for each, keys in left.items() if keys}
         changes: list[ObjectChange] = []
         places = []
         for reflector, first in behind.items():
             draft, _ = await reflector.read_again()  # what was deleted since the first list is in neither
-            keys = reflector.cache.behind(first) & reflector.cache.behind(draft)
+            keys = first & reflector.cache.behind(drafts[reflector]) & reflector.cache.behind(draft)
             if keys:
                 places.append(reflector.resource.name)
             if not self._would_hold(reflector, draft):

@@ -101,6 +101,7 @@ async def test_a_watch_that_lags_has_time_to_catch_up(api, tmp_path: Path) -> No
         await api.change([slice_of("web-1", "10.244.5.5")], [("Service", "default/web-2")])
         assert await one.source.find_missed() == Missed()
         assert one.view == one.wanted
+        api.lag_s = 10.0  # and nothing else comes, no bookmark either
         await api.change([slice_of("web-1", "10.244.5.6")])
         one.source._settings = replace(one.source._settings, timing=FAST)  # type: ignore[attr-defined]
         assert (await one.source.find_missed()).places == ("endpointslices.discovery.k8s.io",)
