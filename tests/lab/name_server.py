@@ -122,18 +122,21 @@ class Cache:
                 return message[:2] + HEADER.pack(0, RESPONSE | RECURSION | SERVER_FAILURE, 1, 0, 0, 0)[2:] + question
         return message[:2] + kept[2:]
 
-    async def _fetch(self, message: bytes, question: bytes) -> bytes:
+    async def _ask(self, message: bytes) -> bytes:
         loop = asyncio.get_running_loop()
         family = socket.AF_INET6 if ":" in self._upstream else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.setblocking(False)
             await loop.sock_connect(sock, (self._upstream, self._port))
-            found = b""
-            for _ in range(UPSTREAM_TRIES):  # as any cache does
-                await loop.sock_sendall(sock, message)
-                with contextlib.suppress(TimeoutError):
-                    found = await asyncio.wait_for(loop.sock_recv(sock, 2048), UPSTREAM_S)
-                    break
+            await loop.sock_sendall(sock, message)
+            return await loop.sock_recv(sock, 2048)
+
+    async def _fetch(self, message: bytes, question: bytes) -> bytes:
+        found = b""
+        for _ in range(UPSTREAM_TRIES):  # as any cache does, each time from another port
+            with contextlib.suppress(TimeoutError):
+                found = await asyncio.wait_for(self._ask(message), UPSTREAM_S)
+                break
         if not found:
             raise OSError("the upstream server does not answer")
         read = read_answer(message, found)
