@@ -42,10 +42,10 @@ class Reader:
     def __init__(self, agent: Agent, words: Sequence[str], out: Path) -> None:
         """Start it, and wait until its programs are in force."""
         self.out, self.err = out, out.with_suffix(".err")
-        before = agent.api.status()["artifact"]
+        self.before = agent.api.status()["artifact"]
         with self.out.open("wb") as sink, self.err.open("wb") as said:
             self.process = agent.popen(*words, stdout=sink, stderr=said)
-        wait_for(lambda: agent.api.status()["artifact"] != before, "the programs that record packets", 60)
+        wait_for(lambda: agent.api.status()["artifact"] != self.before, "the programs that record packets", 60)
         time.sleep(1)
 
     def end(self) -> tuple[bytes, str]:
@@ -114,8 +114,8 @@ def main() -> None:
                     line += f"; {packets_in(name, wrote):,} of {sent:,} shown; {said.strip() or 'no loss reported'}"
                 print(line, flush=True)
                 if reader:
-                    wait_for(lambda: not agent.api.status().get("sampling"), "the programs of before", 60)
-                    time.sleep(2)
+                    before = reader.before
+                    wait_for(lambda: agent.api.status()["artifact"] == before, "the programs of before", 60)  # noqa: B023 - it ends here
         agent.stop()
         wire.close()
     for name, values in costs.items():
